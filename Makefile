@@ -1,0 +1,45 @@
+# Everything a person or a machine does with this checkout. Needs python3.11 and nothing else:
+# `setup` makes .venv with all extras and tools, and every other target calls it.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+# One thread per process: on a few cores, idle OpenMP threads that spin cost more than they give.
+ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+
+.PHONY: help setup test lint type bench learn resume-check clean
+.DEFAULT_GOAL := help
+
+help:  ## show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+setup: $(STAMP)  ## make .venv with all extras and tools (once)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	touch $@
+
+test: lint type  ## all checks and tests, as the CI runs them
+	$(ENV) $(PY) -m pytest -n 2
+
+lint: setup  ## ruff: rules and format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+type: setup  ## mypy, strict on the package
+	$(PY) -m mypy
+
+bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
+	$(PY) benchmarks/tdmpc2_speed.py
+	$(PY) benchmarks/replay_speed.py
+
+learn: setup  ## the learning runs behind docs/results (hours)
+	$(PY) benchmarks/learning.py
+
+resume-check: setup  ## kill runs with -9, resume them, compare bit for bit
+	$(ENV) $(PY) scripts/exact_resume.py
+
+clean:  ## remove .venv and caches; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null; true

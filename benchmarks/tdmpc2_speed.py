@@ -1,0 +1,143 @@
+"""How close plan and update of TD-MPC2 come to the arithmetic limit of this machine.
+
+The limit is the work in matrix products alone, without redundant ones (same maths), at the speed
+of the best 512 x 512 x 512 product measured in the same round. A ratio of 1 would mean that
+nothing but matrix products takes time. The official code stands at 3.2 (plan) and 3.5 (update) at
+size 5 by the same measure.
+
+    python benchmarks/tdmpc2_speed.py [--sizes 5 1] [--rounds 30] [--compile kernels|off]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import gymnasium
+import numpy as np
+import torch
+import torch.nn.functional as F
+from results import median_p10, write
+
+from forethought.agents.tdmpc2.agent import TDMPC2
+from forethought.agents.tdmpc2.config import ModelConfig, TDMPC2Config
+from forethought.config import EpisodeReplayConfig
+from forethought.replay import Batch
+from forethought.seeding import Streams
+from forethought.spaces.spec import EnvSpec
+
+GFLOP = {5: {"plan": 31.7, "update": 29.0}, 1: {"plan": 12.2, "update": 8.4}}
+"""Least work in matrix products, from the shapes of cheetah-run (17 observations, 6 actions)."""
+TARGET = {5: {"plan": 1.6, "update": 1.8}}
+OBS, ACTION = 17, 6
+
+
+def make_agent(size: int, compile_: str) -> TDMPC2:
+    spec = EnvSpec(
+        task="synthetic",
+        observation_space=gymnasium.spaces.Box(-np.inf, np.inf, (OBS,), np.float32),
+        action_space=gymnasium.spaces.Box(-1, 1, (ACTION,), np.float32),
+        max_episode_steps=500,
+        action_repeat=2,
+        terminates=False,
+    )
+    config = TDMPC2Config(
+        model=ModelConfig(size=cast(Literal[1, 5], size)),
+        compile=cast(Literal["off", "kernels"], compile_),
+    )
+    replay = EpisodeReplayConfig(capacity_rows=10_000)
+    return TDMPC2(spec, config, replay, streams=Streams(1), device=torch.device("cpu"))
+
+
+def make_batch(agent: TDMPC2) -> Batch:
+    horizon, batch = agent.config.horizon, agent.config.batch_size
+    return Batch(
+        obs=torch.randn(horizon + 1, batch, OBS),
+        action=torch.tanh(torch.randn(horizon, batch, ACTION)),
+        reward=torch.rand(horizon, batch),
+        terminated=torch.zeros(horizon, batch),
+        truncated=torch.zeros(horizon, batch, dtype=torch.bool),
+        is_first=torch.zeros(horizon + 1, batch, dtype=torch.bool),
+        extras={},
+    )
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def peak_gflops(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, tries: int = 12) -> float:
+    """The best of some 512 x 512 x 512 products."""
+    with torch.inference_mode():
+        best = min(seconds(lambda: F.linear(x, w, b)) for _ in range(tries))
+    return float(2 * 512**3 / best / 1e9)
+
+
+def measure(size: int, rounds: int, compile_: str) -> dict[str, Any]:
+    agent, obs = make_agent(size, compile_), np.random.default_rng(0).normal(size=(1, OBS))
+    print(f"size {size}: {agent.log_architecture()['total']:,} parameters. {agent.compile_note}")
+    batch = make_batch(agent)
+    state = agent.new_state(1, Streams(1), "planner")
+    first = np.array([False])
+    work: dict[str, Callable[[], Any]] = {
+        "plan": lambda: agent.act_batch(obs, state, first, [{}], True),
+        "update": lambda: agent.update(batch, agent.draw_noise()),
+    }
+    x, w, b = torch.randn(512, 512), torch.randn(512, 512), torch.randn(512)
+    for warm_up in work.values():
+        for _ in range(3):
+            warm_up()
+    rows = []
+    for i in range(rounds):
+        row: dict[str, float] = {}
+        for name, run in work.items():
+            before = peak_gflops(x, w, b)
+            took = seconds(run)
+            peak = max(before, peak_gflops(x, w, b))
+            row[f"{name}_ms"] = took * 1e3
+            row[f"{name}_peak_gflops"] = peak
+            row[f"{name}_ratio"] = took / (GFLOP[size][name] / peak)
+        rows.append(row)
+        print(
+            f"  round {i + 1:2d}  plan {row['plan_ms']:6.1f} ms = {row['plan_ratio']:.2f} x limit"
+            f"   update {row['update_ms']:6.1f} ms = {row['update_ratio']:.2f} x limit"
+            f"   (peak {row['plan_peak_gflops']:.0f} GFLOP/s)"
+        )
+    summary = {}
+    for name in work:
+        ratio, ratio_p10 = median_p10([row[f"{name}_ratio"] for row in rows])
+        ms, ms_p10 = median_p10([row[f"{name}_ms"] for row in rows])
+        target = TARGET.get(size, {}).get(name)
+        goal = f" (target {target})" if target else ""
+        print(
+            f"  {name:6s} median {ratio:.2f} x limit{goal}, p10 {ratio_p10:.2f}; "
+            f"{ms:.1f} ms, p10 {ms_p10:.1f}"
+        )
+        summary[name] = {
+            "ratio_median": ratio,
+            "ratio_p10": ratio_p10,
+            "ms_median": ms,
+            "ms_p10": ms_p10,
+            "gflop": GFLOP[size][name],
+            "target_ratio": target,
+        }
+    return {"summary": summary, "rounds": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[5, 1], choices=sorted(GFLOP))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--compile", default="kernels", choices=["kernels", "off"])
+    options = parser.parse_args()
+    sizes = {str(s): measure(s, options.rounds, options.compile) for s in options.sizes}
+    name = "tdmpc2_speed" if options.compile == "kernels" else "tdmpc2_speed_eager"
+    print(f"written: {write(name, {'compile': options.compile, 'sizes': sizes})}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What every agent is: it acts for a caller, stores what happened, learns, and can be saved whole.
+
+The caller owns the acting state (planner warm start and random stream), so evaluation, opponents
+and any number of environments never disturb training. The agent never counts agent steps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forethought import files
+from forethought.config import ForethoughtError, ReplayConfig
+from forethought.replay import Replay
+from forethought.seeding import Streams
+from forethought.spaces.spec import EnvSpec
+
+Json = dict[str, Any]
+Tensors = dict[str, Tensor]
+Metrics = dict[str, float]
+
+
+class Agent(ABC):
+    """An agent for one kind of environment. Built for acting only, it has neither replay nor
+    optimisers."""
+
+    name: ClassVar[str]
+    metric_names: tuple[str, ...]
+    """Every key that `train` may return."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        config: Any,
+        replay_config: ReplayConfig,
+        *,
+        streams: Streams,
+        device: torch.device,
+        num_envs: int = 1,
+        for_acting: bool = False,
+    ) -> None:
+        self.spec, self.config, self.replay_config = spec, config, replay_config
+        self.streams, self.device, self.num_envs = streams, device, num_envs
+        self.for_acting = for_acting
+        self._replay: Replay | None = None
+        self._own_state: Any = None
+
+    # ---- acting ----
+
+    @abstractmethod
+    def new_state(self, num_envs: int, streams: Streams, stream: str, *index: int) -> Any:
+        """A fresh acting state for this many environments, drawing from the named stream."""
+
+    @abstractmethod
+    def act_batch(
+        self,
+        obs: Any,
+        state: Any,
+        first: NDArray[np.bool_],
+        info: Sequence[dict[str, Any]],
+        explore: bool,
+    ) -> tuple[Any, Any]:
+        """Actions for a batch of observations, and the next state. `first` marks new episodes."""
+
+    @abstractmethod
+    def act_with_stats(self, obs: Any, explore: bool = False) -> tuple[Any, dict[str, float]]:
+        """One environment's action, and what the planner thought."""
+
+    def act(self, obs: Any, explore: bool = False) -> Any:
+        """The action for one environment; the agent keeps the state between calls."""
+        return self.act_with_stats(obs, explore)[0]
+
+    def on_episode_start(self) -> None:
+        """Tell `act` that its environment was reset."""
+        self._own_state = None
+
+    def on_episode_end(self) -> None:
+        """Tell `act` that its episode is over."""
+        self._own_state = None
+
+    @abstractmethod
+    def acting_state(self, state: Any) -> tuple[Json, Tensors]:
+        """An acting state as JSON and tensors, for a checkpoint."""
+
+    @abstractmethod
+    def restore_acting_state(self, state: Any, json: Json, tensors: Tensors) -> Any:
+        """The acting state that `acting_state` described; `state` is a fresh one to fill."""
+
+    # ---- learning ----
+
+    @abstractmethod
+    def make_replay(self) -> Replay:
+        """The replay that this agent learns from."""
+
+    @property
+    def replay(self) -> Replay:
+        """Created on first use; a dataset with the same `sample` may take its place."""
+        if self._replay is None:
+            if self.for_acting:
+                raise ForethoughtError(
+                    "This agent was loaded for acting only, so it has no replay: load it with "
+                    "for_acting=False to train on."
+                )
+            self._replay = self.make_replay()
+        return self._replay
+
+    @replay.setter
+    def replay(self, replay: Replay) -> None:
+        self._replay = replay
+
+    def store_transition(self, row: dict[str, Any], env_index: int = 0) -> None:
+        """Keep one row (DESIGN's time convention) of one environment."""
+        self.replay.add(row, env_index)
+
+    @abstractmethod
+    def train(self, updates: int = 1) -> Metrics:
+        """Sample and update; means over these updates. `nonfinite` above 0: steps were skipped."""
+
+    @abstractmethod
+    def log_architecture(self) -> dict[str, int]:
+        """Parameters per part, and their `total`."""
+
+    # ---- saving ----
+
+    @abstractmethod
+    def state(self) -> tuple[Json, Tensors]:
+        """Everything that training on needs, but for the replay."""
+
+    @abstractmethod
+    def restore(self, json: Json, tensors: Tensors) -> None:
+        """The inverse of `state`."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole agent, replay included, into a directory of its own."""
+        path = Path(path)
+        with files.publish(path) as folder:
+            json, tensors = self.state()
+            files.save_tensors(folder / "agent.safetensors", tensors)
+            if self._replay is not None:
+                replay_json, replay_tensors = self._replay.state()
+                files.save_tensors(folder / "replay.safetensors", replay_tensors)
+                json = json | {"replay": replay_json}
+            files.write_json(folder / "agent.json", json)
+
+    def load(self, path: str | Path, replay_folder: Path | None = None) -> None:
+        """Become the agent that `save` wrote; `replay_folder` holds its sealed replay blocks."""
+        path = Path(path)
+        files.verify(path)
+        json = files.read_json(path / "agent.json")
+        self.restore(json, files.load_tensors(path / "agent.safetensors"))
+        if "replay" in json and not self.for_acting:
+            tensors = files.load_tensors(path / "replay.safetensors")
+            self.replay.restore(json["replay"], tensors, replay_folder)

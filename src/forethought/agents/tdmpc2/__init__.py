@@ -1,0 +1,26 @@
+"""TD-MPC2 (Hansen, Su and Wang, 2024): read `update.py` for learning, `act.py` for planning.
+
+config.py   options                    model.py   networks and rollouts
+noise.py    every random number        update.py  one gradient step, in the paper's order
+act.py      acting and planning        agent.py   the agent: replay, optimisers, save and load
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forethought.agents.tdmpc2.config import TDMPC2Config
+
+if TYPE_CHECKING:
+    from forethought.agents.tdmpc2.agent import TDMPC2
+
+__all__ = ["TDMPC2", "TDMPC2Config"]
+
+
+def __getattr__(name: str) -> Any:
+    """The agent is imported when it is used: reading the options must not import torch."""
+    if name == "TDMPC2":
+        from forethought.agents.tdmpc2.agent import TDMPC2
+
+        return TDMPC2
+    raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -1,0 +1,285 @@
+"""The TD-MPC2 agent: the model with its optimisers, replay, random streams and files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from forethought.agents.base import Agent, Json, Metrics, Tensors
+from forethought.agents.tdmpc2.act import ActState, decide
+from forethought.agents.tdmpc2.config import CosineRate, LinearRate, TDMPC2Config
+from forethought.agents.tdmpc2.model import WorldModel
+from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
+from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch
+from forethought.clock import Constant, Cosine, Linear, Schedule
+from forethought.config import ConfigError, ReplayConfig
+from forethought.maths import discount_for
+from forethought.nets.kernels import native_kernels
+from forethought.nets.layers import use_kernels
+from forethought.nets.optimisers import adam, optimiser_tensors, restore_optimiser
+from forethought.nets.precision import autocast
+from forethought.planning.mppi import Plan
+from forethought.replay import Batch, Replay
+from forethought.seeding import Streams
+from forethought.spaces.spec import EnvSpec
+
+PARTS = ("encoder", "dynamics", "reward", "termination", "q")
+"""What the model's optimiser owns; the policy has its own."""
+
+
+class TDMPC2(Agent):
+    """Model-based control in latent space for continuous actions and vector observations."""
+
+    name: ClassVar[str] = "tdmpc2"
+    config: TDMPC2Config
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        config: TDMPC2Config,
+        replay_config: ReplayConfig,
+        *,
+        streams: Streams,
+        device: torch.device,
+        num_envs: int = 1,
+        for_acting: bool = False,
+    ) -> None:
+        obs_dim, action_dim = check_spaces(spec)
+        autocast(config.precision, device)  # refuses before anything is built
+        super().__init__(
+            spec,
+            config,
+            replay_config,
+            streams=streams,
+            device=device,
+            num_envs=num_envs,
+            for_acting=for_acting,
+        )
+        self.gamma = discount(config, spec)
+        self.episodic = spec.terminates if config.episodic is None else config.episodic
+        # Weights are drawn where every machine draws the same, then moved.
+        self.model = WorldModel(obs_dim, action_dim, config, self.episodic, streams.torch("init"))
+        self.model.to(device)
+        self.compile_note = ""
+        if config.compile == "kernels":
+            kernels, self.compile_note = native_kernels()
+            if kernels is not None:
+                use_kernels(self.model, kernels)
+        extra = ("termination_loss",) if self.episodic else ()
+        self.metric_names = METRICS + extra
+        self.updates = 0
+        if not for_acting:
+            self.update_stream = streams.torch("update", device=device)
+            self.schedule = rate_schedule(config)
+            self.learner = self._make_learner()
+
+    def _make_learner(self) -> Learner:
+        model, rates = self.model, self.config.lr
+        groups = [
+            {"params": list(part.parameters()), "lr": getattr(rates, name), "part": name}
+            for name in PARTS
+            if (part := getattr(model, name)) is not None
+        ]
+        policy = [{"params": list(model.policy.parameters()), "lr": rates.policy, "part": "policy"}]
+        return Learner(
+            model, self.config, self.gamma, adam(groups, eps=1e-8), adam(policy, eps=1e-5)
+        )
+
+    # ---- acting ----
+
+    def new_state(self, num_envs: int, streams: Streams, stream: str, *index: int) -> ActState:
+        shape = (self.config.horizon, num_envs, self.model.action_dim)
+        mean = torch.zeros(shape, device=self.device)
+        return ActState(mean, streams.torch(stream, *index, device=self.device))
+
+    def act_batch(
+        self,
+        obs: Any,
+        state: ActState,
+        first: NDArray[np.bool_],
+        info: Sequence[dict[str, Any]],
+        explore: bool,
+    ) -> tuple[NDArray[np.float32], ActState]:
+        action, state, _ = self._decide(obs, state, first, explore)
+        return action, state
+
+    def act_with_stats(
+        self, obs: Any, explore: bool = False
+    ) -> tuple[NDArray[np.float32], dict[str, float]]:
+        first = self._own_state is None
+        if first:
+            self._own_state = self.new_state(1, self.streams, "own-acting")
+        action, self._own_state, plan = self._decide(
+            np.asarray(obs)[None], self._own_state, np.array([first]), explore
+        )
+        return action[0], planner_statistics(plan)
+
+    def _decide(
+        self, obs: Any, state: ActState, first: NDArray[np.bool_], explore: bool
+    ) -> tuple[NDArray[np.float32], ActState, Plan | None]:
+        x = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device)
+        begins = torch.as_tensor(first, device=self.device)
+        with torch.inference_mode(), autocast(self.config.precision, self.device):
+            action, state, plan = decide(
+                self.model, self.config, x, state, begins, self.gamma, explore
+            )
+        return action.float().cpu().numpy(), state, plan
+
+    def acting_state(self, state: ActState) -> tuple[Json, Tensors]:
+        return {}, {"mean": state.mean, "generator": state.generator.get_state()}
+
+    def restore_acting_state(self, state: ActState, json: Json, tensors: Tensors) -> ActState:
+        state.generator.set_state(tensors["generator"].cpu())
+        return ActState(tensors["mean"].to(self.device), state.generator)
+
+    # ---- learning ----
+
+    def make_replay(self) -> Replay:
+        return Replay(
+            self.spec,
+            self.replay_config,
+            self.num_envs,
+            self.config.horizon + 1,
+            self.streams.numpy("replay"),
+            self.device,
+        )
+
+    def train(self, updates: int = 1) -> Metrics:
+        totals: Metrics = {}
+        for _ in range(updates):
+            batch = self.replay.sample(self.config.batch_size)
+            for name, value in self.update(batch, self.draw_noise()).items():
+                totals[name] = totals.get(name, 0.0) + value / updates
+        return totals
+
+    def draw_noise(self) -> UpdateNoise:
+        """The random numbers of the next update."""
+        config, size = self.config, self.config.model.resolved
+        return draw_update_noise(
+            self.update_stream,
+            horizon=config.horizon,
+            batch=config.batch_size,
+            action_dim=self.model.action_dim,
+            num_q=size.num_q,
+            units=size.mlp_units,
+            dropout=config.model.dropout,
+        )
+
+    def update(self, batch: Batch, noise: UpdateNoise) -> Metrics:
+        """One gradient step on the given slices."""
+        self._set_rates()
+        self.updates += 1
+        tensors = TensorBatch(batch.obs, batch.action, batch.reward, batch.terminated)
+        with autocast(self.config.precision, self.device):
+            return self.learner.update(tensors, noise)
+
+    def _set_rates(self) -> None:
+        factor = self.schedule.value(self.updates)
+        for optimiser in (self.learner.optimiser, self.learner.policy_optimiser):
+            for group in optimiser.param_groups:
+                group["lr"] = getattr(self.config.lr, group["part"]) * factor
+
+    def log_architecture(self) -> dict[str, int]:
+        counts = {
+            name: sum(p.numel() for p in part.parameters())
+            for name in (*PARTS, "policy")
+            if (part := getattr(self.model, name)) is not None
+        }
+        return counts | {"total": sum(counts.values())}
+
+    # ---- saving ----
+
+    def state(self) -> tuple[Json, Tensors]:
+        names = _names(self.model)
+        learner = self.learner
+        tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
+        for kind, optimiser in _optimisers(learner):
+            saved = optimiser_tensors(optimiser, names)
+            tensors |= {f"{kind}/{k}": v for k, v in saved.items()}
+        tensors["q_scale"] = learner.scale.value
+        tensors["update_stream"] = self.update_stream.get_state()
+        json = {"agent": self.name, "updates": self.updates, "gamma": self.gamma}
+        return json, tensors
+
+    def restore(self, json: Json, tensors: Tensors) -> None:
+        self.model.load_state_dict(_below("model", tensors))
+        self.updates = json["updates"]
+        if self.for_acting:
+            return
+        names, learner = _names(self.model), self.learner
+        for kind, optimiser in _optimisers(learner):
+            restore_optimiser(optimiser, names, _below(kind, tensors))
+        learner.scale.value = tensors["q_scale"].to(self.device)
+        self.update_stream.set_state(tensors["update_stream"].cpu())
+
+
+def _optimisers(learner: Learner) -> tuple[tuple[str, torch.optim.Optimizer], ...]:
+    return ("optimiser", learner.optimiser), ("policy_optimiser", learner.policy_optimiser)
+
+
+def _below(prefix: str, tensors: Tensors) -> Tensors:
+    return {k[len(prefix) + 1 :]: v for k, v in tensors.items() if k.startswith(prefix + "/")}
+
+
+def _names(model: nn.Module) -> dict[Tensor, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def check_spaces(spec: EnvSpec) -> tuple[int, int]:
+    """Lengths of observation and action, or a sentence that says what does not fit."""
+    obs, action = spec.observation_space, spec.action_space
+    if not isinstance(obs, gymnasium.spaces.Box) or len(obs.shape) != 1:
+        raise ConfigError(
+            f"tdmpc2 takes observations that are one vector (a Box of one axis), but those of "
+            f"{spec.task} are {obs}."
+        )
+    box = isinstance(action, gymnasium.spaces.Box) and len(action.shape) == 1
+    if not (box and np.all(action.low == -1) and np.all(action.high == 1)):  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"tdmpc2 takes continuous actions (a bounded Box of one axis), but those of "
+            f"{spec.task} are {action}."
+        )
+    return obs.shape[0], action.shape[0]  # type: ignore[index]
+
+
+def discount(config: TDMPC2Config, spec: EnvSpec) -> float:
+    """The discount that was set, or the heuristic's."""
+    if config.gamma is not None:
+        return config.gamma
+    if spec.max_episode_steps is None:
+        raise ConfigError(
+            f"{spec.task} has no step limit to derive a discount from: set --agent.gamma (for "
+            "instance 0.99) or --env.max_episode_steps."
+        )
+    return discount_for(
+        spec.max_episode_steps, config.gamma_denominator, config.gamma_min, config.gamma_max
+    )
+
+
+def rate_schedule(config: TDMPC2Config) -> Schedule:
+    """The factor of all learning rates, by updates."""
+    match config.schedule:
+        case LinearRate(duration, end, warmup):
+            return Linear(1.0, end, duration, warmup)
+        case CosineRate(duration, end, warmup):
+            return Cosine(1.0, end, duration, warmup)
+        case _:
+            return Constant(1.0)
+
+
+def planner_statistics(plan: Plan | None) -> dict[str, float]:
+    """What the last iteration of a plan looked like; empty where the policy acted alone."""
+    if plan is None:
+        return {}
+    return {
+        "plan_value_max": plan.values.max().item(),
+        "plan_value_mean": plan.values.mean().item(),
+        "plan_value_std": plan.values.std().item() if plan.values.numel() > 1 else 0.0,
+        "plan_std_mean": plan.std[0].mean().item(),
+    }

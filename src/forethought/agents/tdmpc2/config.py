@@ -1,0 +1,331 @@
+"""Options of TD-MPC2. The defaults are the official ones; none of this imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from forethought.config import require
+
+
+@dataclass(frozen=True)
+class SizeOf:
+    """One row of the paper's table of model sizes."""
+
+    encoder_units: int
+    mlp_units: int
+    latent_dim: int
+    encoder_layers: int
+    num_q: int
+
+
+SIZES = {
+    1: SizeOf(encoder_units=256, mlp_units=384, latent_dim=128, encoder_layers=2, num_q=2),
+    5: SizeOf(encoder_units=256, mlp_units=512, latent_dim=512, encoder_layers=2, num_q=5),
+    19: SizeOf(encoder_units=1024, mlp_units=1024, latent_dim=768, encoder_layers=3, num_q=5),
+    48: SizeOf(encoder_units=1792, mlp_units=1792, latent_dim=768, encoder_layers=4, num_q=5),
+    317: SizeOf(encoder_units=4096, mlp_units=4096, latent_dim=1376, encoder_layers=5, num_q=8),
+}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The world model's networks (TD-MPC2, section 3.1)."""
+
+    size: Literal[1, 5, 19, 48, 317] = 5
+    """Row of the paper's table, in million parameters; sets what is left at None below."""
+    encoder_units: int | None = None
+    """Units of each hidden layer of the encoder."""
+    encoder_layers: int | None = None
+    """Layers of the encoder, its last one included."""
+    mlp_units: int | None = None
+    """Units of each hidden layer of dynamics, reward, termination, policy and Q."""
+    latent_dim: int | None = None
+    """Length of the latent state z; a multiple of simnorm_dim."""
+    num_q: int | None = None
+    """Q functions in the ensemble."""
+    dropout: float = 0.01
+    """Probability of dropping a unit in the first layer of each Q function, in training."""
+    simnorm_dim: int = 8
+    """Neighbours that share one softmax in SimNorm."""
+    bins: int = 101
+    """Bins of the two-hot reward and value distributions."""
+    bin_low: float = -10.0
+    """Lowest bin, in symlog units."""
+    bin_high: float = 10.0
+    """Highest bin, in symlog units."""
+
+    def __post_init__(self) -> None:
+        where = "agent.model."
+        require(self.size in SIZES, where + "size", self.size, f"one of {sorted(SIZES)}")
+        for name in ("encoder_units", "mlp_units", "latent_dim"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, where + name, value, "at least 1")
+        layers, heads = self.encoder_layers, self.num_q
+        require(layers is None or layers >= 1, where + "encoder_layers", layers, "at least 1")
+        require(
+            heads is None or heads >= 2,
+            where + "num_q",
+            heads,
+            "at least 2 (targets use two)",
+        )
+        require(0 <= self.dropout < 1, where + "dropout", self.dropout, "at least 0 and below 1")
+        require(self.simnorm_dim >= 2, where + "simnorm_dim", self.simnorm_dim, "at least 2")
+        require(
+            self.resolved.latent_dim % self.simnorm_dim == 0,
+            where + "latent_dim",
+            self.resolved.latent_dim,
+            f"a multiple of agent.model.simnorm_dim ({self.simnorm_dim})",
+        )
+        require(self.bins >= 2, where + "bins", self.bins, "at least 2")
+        require(
+            self.bin_low < self.bin_high,
+            where + "bin_low",
+            self.bin_low,
+            f"below agent.model.bin_high ({self.bin_high})",
+        )
+
+    @property
+    def resolved(self) -> SizeOf:
+        """The table's row with what was set by hand."""
+        row = SIZES[self.size]
+        return SizeOf(
+            encoder_units=self.encoder_units or row.encoder_units,
+            mlp_units=self.mlp_units or row.mlp_units,
+            latent_dim=self.latent_dim or row.latent_dim,
+            encoder_layers=self.encoder_layers or row.encoder_layers,
+            num_q=self.num_q or row.num_q,
+        )
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """MPPI in latent space (TD-MPC2, section 3.2)."""
+
+    samples: int = 512
+    """Action sequences scored per iteration, policy sequences included."""
+    elites: int = 64
+    """Sequences kept to refit the distribution."""
+    policy_samples: int = 24
+    """Of the samples, those that the policy proposes."""
+    iterations: int | None = None
+    """Refits per plan; None means 6, and 8 from 20 action dimensions on."""
+    min_std: float = 0.05
+    """Smallest standard deviation of the action distribution."""
+    max_std: float = 2.0
+    """Largest and first standard deviation of the action distribution."""
+    temperature: float = 0.5
+    """Multiplies the gap to the best value before the softmax over elites."""
+
+    def __post_init__(self) -> None:
+        where = "agent.planner."
+        require(self.samples >= 1, where + "samples", self.samples, "at least 1")
+        require(
+            1 <= self.elites <= self.samples,
+            where + "elites",
+            self.elites,
+            f"between 1 and agent.planner.samples ({self.samples})",
+        )
+        require(
+            0 <= self.policy_samples < self.samples,
+            where + "policy_samples",
+            self.policy_samples,
+            f"at least 0 and below agent.planner.samples ({self.samples})",
+        )
+        rounds = self.iterations
+        require(rounds is None or rounds >= 1, where + "iterations", rounds, "at least 1")
+        require(
+            0 < self.min_std <= self.max_std,
+            where + "min_std",
+            self.min_std,
+            f"above 0 and at most agent.planner.max_std ({self.max_std})",
+        )
+        require(self.temperature > 0, where + "temperature", self.temperature, "above 0")
+
+    def iterations_for(self, action_dim: int) -> int:
+        return self.iterations or (8 if action_dim >= 20 else 6)
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """y = r + gamma V(x'), the paper's target."""
+
+    kind: ClassVar[str] = "one_step"
+
+
+@dataclass(frozen=True)
+class NStep:
+    """Up to n rewards before the bootstrap, within the sampled slice."""
+
+    kind: ClassVar[str] = "n_step"
+    n: int = 3
+    """Rewards summed before the bootstrap; at most agent.horizon."""
+
+    def __post_init__(self) -> None:
+        require(self.n >= 1, "agent.returns.n", self.n, "at least 1")
+
+
+@dataclass(frozen=True)
+class TDLambda:
+    """An exponential mixture of n-step targets, within the sampled slice."""
+
+    kind: ClassVar[str] = "td_lambda"
+    lam: float = 0.95
+    """Weight of longer returns: 0 is one-step, 1 sums the whole slice."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.lam <= 1, "agent.returns.lam", self.lam, "between 0 and 1")
+
+
+@dataclass(frozen=True)
+class ConstantRate:
+    """The learning rates stay as they are."""
+
+    kind: ClassVar[str] = "constant"
+
+
+@dataclass(frozen=True)
+class LinearRate:
+    """The learning rates fall (or rise) in a straight line, after a warm-up from zero."""
+
+    kind: ClassVar[str] = "linear"
+    duration_updates: int = 500_000
+    """Updates until the end factor is reached, warm-up not counted."""
+    end_factor: float = 0.1
+    """What the rates are multiplied by at the end and after."""
+    warmup_updates: int = 0
+    """Updates over which the rates rise from zero."""
+
+    def __post_init__(self) -> None:
+        _check_rate(self.duration_updates, self.end_factor, self.warmup_updates)
+
+
+@dataclass(frozen=True)
+class CosineRate:
+    """The learning rates fall along half a cosine, after a warm-up from zero."""
+
+    kind: ClassVar[str] = "cosine"
+    duration_updates: int = 500_000
+    """Updates until the end factor is reached, warm-up not counted."""
+    end_factor: float = 0.1
+    """What the rates are multiplied by at the end and after."""
+    warmup_updates: int = 0
+    """Updates over which the rates rise from zero."""
+
+    def __post_init__(self) -> None:
+        _check_rate(self.duration_updates, self.end_factor, self.warmup_updates)
+
+
+def _check_rate(duration: int, end: float, warmup: int) -> None:
+    require(duration >= 1, "agent.schedule.duration_updates", duration, "at least 1")
+    require(end >= 0, "agent.schedule.end_factor", end, "at least 0")
+    require(warmup >= 0, "agent.schedule.warmup_updates", warmup, "at least 0")
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """Adam's learning rate for each part."""
+
+    encoder: float = 9e-5
+    """The encoder's: 0.3 of the others'."""
+    dynamics: float = 3e-4
+    """The dynamics'."""
+    reward: float = 3e-4
+    """The reward head's."""
+    termination: float = 3e-4
+    """The termination head's; only used in episodic tasks."""
+    q: float = 3e-4
+    """The Q ensemble's."""
+    policy: float = 3e-4
+    """The policy's, which has an optimiser of its own."""
+
+    def __post_init__(self) -> None:
+        for part, rate in vars(self).items():
+            require(rate > 0, f"agent.lr.{part}", rate, "above 0")
+
+
+@dataclass(frozen=True)
+class TDMPC2Config:
+    """TD-MPC2: a latent world model, learned from replay and planned in by MPPI."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
+    lr: LearningRates = field(default_factory=LearningRates)
+    schedule: ConstantRate | LinearRate | CosineRate = field(default_factory=ConstantRate)
+    """How the learning rates change over updates."""
+    returns: OneStep | NStep | TDLambda = field(default_factory=OneStep)
+    """How value targets are built from a slice."""
+    mpc: bool = True
+    """Plan each action; off: the policy acts alone."""
+    horizon: int = 3
+    """Decisions imagined by the planner, and steps of a training slice."""
+    batch_size: int = 256
+    """Slices per update."""
+    gamma: float | None = None
+    """Discount per decision; None derives it from the episode length."""
+    gamma_denominator: float = 5.0
+    """Heuristic: gamma = 1 - denominator / episode length, within the next two."""
+    gamma_min: float = 0.95
+    """Smallest discount of the heuristic."""
+    gamma_max: float = 0.995
+    """Largest discount of the heuristic."""
+    episodic: bool | None = None
+    """Learn when episodes terminate and plan with it; None: if the task can terminate."""
+    rho: float = 0.5
+    """Weight of each later step of a slice relative to the one before."""
+    consistency_coef: float = 20.0
+    """Weight of the latent prediction loss."""
+    reward_coef: float = 0.1
+    """Weight of the reward loss."""
+    value_coef: float = 0.1
+    """Weight of the value loss."""
+    termination_coef: float = 1.0
+    """Weight of the termination loss; only used in episodic tasks."""
+    entropy_coef: float = 1e-4
+    """Weight of the policy's entropy."""
+    entropy: Literal["gaussian", "jacobian"] = "gaussian"
+    """The policy's entropy: gaussian (official code since 2024-12) or with tanh's Jacobian."""
+    log_std_min: float = -10.0
+    """Smallest log standard deviation of the policy."""
+    log_std_max: float = 2.0
+    """Largest log standard deviation of the policy."""
+    grad_clip_norm: float = 20.0
+    """Largest gradient norm of the model, and of the policy."""
+    tau: float = 0.01
+    """Step of the target Q functions, and of the running scale of Q."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of the networks; bf16 on CUDA only."""
+    compile: Literal["off", "kernels"] = "off"
+    """kernels: activations fused by the machine's C compiler (CPU); same results up to rounding."""
+
+    def __post_init__(self) -> None:
+        def check(name: str, condition: bool, rule: str) -> None:
+            require(condition, f"agent.{name}", getattr(self, name), rule)
+
+        check("horizon", self.horizon >= 1, "at least 1")
+        check("batch_size", self.batch_size >= 1, "at least 1")
+        check("gamma", self.gamma is None or 0 < self.gamma <= 1, "above 0 and at most 1")
+        check("gamma_denominator", self.gamma_denominator > 0, "above 0")
+        check(
+            "gamma_min",
+            0 < self.gamma_min <= self.gamma_max,
+            f"above 0 and at most agent.gamma_max ({self.gamma_max})",
+        )
+        check("gamma_max", self.gamma_max <= 1, "at most 1")
+        check("rho", 0 < self.rho <= 1, "above 0 and at most 1")
+        for name in ("consistency", "reward", "value", "termination", "entropy"):
+            check(f"{name}_coef", getattr(self, f"{name}_coef") >= 0, "at least 0")
+        check("grad_clip_norm", self.grad_clip_norm > 0, "above 0")
+        check("tau", 0 < self.tau <= 1, "above 0 and at most 1")
+        check(
+            "log_std_min",
+            self.log_std_min < self.log_std_max,
+            f"below agent.log_std_max ({self.log_std_max})",
+        )
+        if isinstance(self.returns, NStep):
+            require(
+                self.returns.n <= self.horizon,
+                "agent.returns.n",
+                self.returns.n,
+                f"at most agent.horizon ({self.horizon})",
+            )

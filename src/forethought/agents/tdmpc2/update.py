@@ -1,0 +1,206 @@
+"""One gradient step of TD-MPC2, in the paper's order (equations 3 to 6, appendix).
+
+row            0      1      2      3          a slice of T + 1 = 4 rows
+observation    x_0    x_1    x_2    x_3
+action                a_0    a_1    a_2        a_t leads from x_t to x_{t+1}
+reward                r_0    r_1    r_2        r_t is received on arriving at x_{t+1}
+encoded        z_0    z~_1   z~_2   z~_3       targets, no gradient
+imagined       z_0 -> z_1 -> z_2 -> z_3        from z_0 alone: errors compound as in planning
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forethought.agents.tdmpc2.config import NStep, TDLambda, TDMPC2Config
+from forethought.agents.tdmpc2.model import WorldModel
+from forethought.agents.tdmpc2.noise import UpdateNoise
+from forethought.maths import RunningScale, lambda_returns, n_step_returns, one_step_returns
+from forethought.nets.layers import frozen
+from forethought.nets.optimisers import clip_gradients
+
+Metrics = dict[str, float]
+
+METRICS = (
+    "total_loss",
+    "consistency_loss",
+    "reward_loss",
+    "value_loss",
+    "policy_loss",
+    "grad_norm",
+    "policy_grad_norm",
+    "td_target_mean",
+    "td_error_abs",
+    "q_mean",
+    "q_max",
+    "q_scale",
+    "policy_entropy",
+    "lr",
+    "nonfinite",
+)
+"""Keys of every update's metrics; episodic tasks add `termination_loss`."""
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """A batch of slices on the agent's device."""
+
+    obs: Tensor  # [T+1, B, O]
+    action: Tensor  # [T, B, A]
+    reward: Tensor  # [T, B]
+    terminated: Tensor  # [T, B], 0 or 1; truncation is not in here: it never cuts the bootstrap
+
+
+class Learner:
+    """The pieces that an update changes: weights, optimisers, the running scale of Q."""
+
+    def __init__(
+        self,
+        model: WorldModel,
+        config: TDMPC2Config,
+        gamma: float,
+        optimiser: torch.optim.Optimizer,
+        policy_optimiser: torch.optim.Optimizer,
+    ) -> None:
+        weight = next(model.parameters())
+        self.model, self.config, self.gamma = model, config, gamma
+        self.optimiser, self.policy_optimiser = optimiser, policy_optimiser
+        self.scale = RunningScale(config.tau, weight.dtype, weight.device)
+        self.rho = torch.tensor(
+            [config.rho**t for t in range(config.horizon + 1)],
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+        policy = set(model.policy.parameters())
+        target = set(model.target_q.parameters())
+        self.model_parameters = [p for p in model.parameters() if p not in policy | target]
+
+    def update(self, batch: TensorBatch, noise: UpdateNoise) -> Metrics:
+        """Targets, rollout, losses, step; then the policy; then the target networks.
+
+        A step whose loss or gradient is not finite is left out and reported as `nonfinite`.
+        """
+        next_z, y = self.targets(batch, noise)
+        losses, zs = self.model_losses(batch, next_z, y, noise)
+        total = losses["total_loss"]
+        self.optimiser.zero_grad(set_to_none=True)
+        total.backward()  # type: ignore[no-untyped-call]
+        norm = clip_gradients(self.model_parameters, self.config.grad_clip_norm)
+        metrics = {name: loss.item() for name, loss in losses.items()}
+        metrics |= {"grad_norm": norm.item(), "td_target_mean": y.mean().item()}
+        if not (math.isfinite(metrics["total_loss"]) and math.isfinite(metrics["grad_norm"])):
+            return metrics | {"nonfinite": 1.0}
+        self.optimiser.step()
+
+        metrics |= self.update_policy(zs.detach(), noise)
+        self.update_targets()
+        return metrics
+
+    @torch.no_grad()
+    def targets(self, batch: TensorBatch, noise: UpdateNoise) -> tuple[Tensor, Tensor]:
+        """The latents to predict [T, B, Z] and the values to predict [T, B]."""
+        model, config = self.model, self.config
+        next_z = model.encode(batch.obs[1:])  # [T, B, Z]
+        a = model.policy_action(next_z, noise.target_policy)  # [T, B, A]
+        logits = model.target_q(next_z, a, noise.target_heads)  # [2, T, B, K]
+        value = model.two_hot.decode(logits).amin(0)  # [T, B]
+        returns = (batch.reward, batch.terminated, value, self.gamma)
+        match config.returns:
+            case NStep(n):
+                y = n_step_returns(*returns, n)
+            case TDLambda(lam):
+                y = lambda_returns(*returns, lam)
+            case _:
+                y = one_step_returns(*returns)
+        return next_z, y
+
+    def model_losses(
+        self, batch: TensorBatch, next_z: Tensor, y: Tensor, noise: UpdateNoise
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Consistency, reward, value and termination losses, and the imagined latents."""
+        model, config, two_hot = self.model, self.config, self.model.two_hot
+        z = model.encode(batch.obs[0])  # [B, Z]
+        latents = [z]
+        for a in batch.action:
+            z = model.next(z, a)
+            latents.append(z)
+        zs = torch.stack(latents)  # [T+1, B, Z]
+        before = zs[:-1]
+
+        consistency = self.over_time(((zs[1:] - next_z) ** 2).mean(-1))
+        reward_logits = model.reward(before, batch.action)  # [T, B, K]
+        reward = self.over_time(two_hot.cross_entropy(reward_logits, batch.reward))
+        flat_z, flat_a = before.flatten(0, 1), batch.action.flatten(0, 1)
+        q_logits = model.q(flat_z, flat_a, keep=noise.value_keep)
+        q_logits = q_logits.unflatten(1, y.shape)  # [num_q, T, B, K]
+        ce = two_hot.cross_entropy(q_logits, y.expand(q_logits.shape[:-1]))  # [num_q, T, B]
+        value = self.over_time(ce.mean(0))
+        total = (
+            config.consistency_coef * consistency
+            + config.reward_coef * reward
+            + config.value_coef * value
+        )
+        losses = {"consistency_loss": consistency, "reward_loss": reward, "value_loss": value}
+        if model.termination is not None:
+            predicted = model.termination(zs[1:]).squeeze(-1)  # [T, B]
+            ending = F.binary_cross_entropy_with_logits(predicted, batch.terminated)
+            losses["termination_loss"] = ending
+            total = total + config.termination_coef * ending
+        with torch.no_grad():
+            losses["td_error_abs"] = (two_hot.decode(q_logits[0]) - y).abs().mean()
+        return losses | {"total_loss": total}, zs
+
+    def over_time(self, loss: Tensor) -> Tensor:
+        """[T, B] -> scalar: mean over the batch, then (1/T) sum of rho^t."""
+        return (self.rho[: len(loss)] * loss.mean(1)).mean()
+
+    def update_policy(self, zs: Tensor, noise: UpdateNoise) -> Metrics:
+        """Maximise Q and entropy at the imagined latents [T+1, B, Z] of the old weights."""
+        model, config = self.model, self.config
+        output = model.pi(zs, noise.policy)  # [T+1, B, A]
+        with frozen(model.q):
+            q = self.policy_q(zs, output.action, noise)  # [T+1, B]
+        scale = self.scale.after(q[0])  # updated before it is used
+        gain = config.entropy_coef * output.scaled_entropy + q / scale
+        loss = self.over_time(-gain)
+        self.policy_optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = clip_gradients(model.policy.parameters(), config.grad_clip_norm)
+        metrics = {
+            "policy_loss": loss.item(),
+            "policy_grad_norm": norm.item(),
+            "policy_entropy": output.entropy.mean().item(),
+            "q_mean": q.mean().item(),
+            "q_max": q.max().item(),
+            "q_scale": scale.item(),
+            "lr": self.policy_optimiser.param_groups[0]["lr"],
+        }
+        finite = math.isfinite(metrics["policy_loss"]) and math.isfinite(norm.item())
+        if finite:
+            self.scale.value = scale
+            self.policy_optimiser.step()
+        return metrics | {"nonfinite": 0.0 if finite else 1.0}
+
+    def policy_q(self, zs: Tensor, a: Tensor, noise: UpdateNoise) -> Tensor:
+        """The mean of two heads, with dropout. Only the action's part of layer 1 has a gradient."""
+        model = self.model
+        flat_z, flat_a = zs.flatten(0, 1), a.flatten(0, 1)
+        values = []
+        for i, head in enumerate(noise.policy_heads):
+            keep = None if noise.policy_keep is None else noise.policy_keep[i]
+            q = model.q[head]
+            logits = q.from_latent_part(q.latent_part(flat_z), flat_a, keep)  # type: ignore[operator]
+            values.append(model.two_hot.decode(logits))
+        return (sum(values) / len(values)).view(zs.shape[:2])  # type: ignore[union-attr]
+
+    @torch.no_grad()
+    def update_targets(self) -> None:
+        """target <- lerp(target, online, tau)."""
+        target: list[Tensor] = list(self.model.target_q.parameters())
+        online: list[Tensor] = list(self.model.q.parameters())
+        torch._foreach_lerp_(target, online, self.config.tau)

@@ -1,0 +1,422 @@
+"""The configuration of a run: frozen dataclasses, layers, validation, differences. No torch here.
+
+A dataclass field carries its help text as a docstring and its rules in `__post_init__`, so a
+configuration that exists is a valid one. YAML files, presets and flags all become nested dicts
+that are layered and then read by `from_dict`: one check of names, types and ranges for all three.
+"""
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeVar, Union
+
+T = TypeVar("T")
+
+
+class ForethoughtError(Exception):
+    """Something a person can cause and mend; its text is the sentence that person sees."""
+
+
+class ConfigError(ForethoughtError):
+    """Bad input, found before work began."""
+
+
+def require(condition: bool, key: str, value: object, rule: str) -> None:
+    """State a rule of a configuration field; a broken one is a ConfigError."""
+    if not condition:
+        raise ConfigError(f"{key} is {value}, but must be {rule}.")
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """' Did you mean X?' for the candidate most like `word`, or '' when none is like it.
+
+    Dotted names are compared by their last part, in the same group first: a common `replay.` must
+    not make `replay.alpha` look like `replay.capacity_rows`, and `horizon` finds `agent.horizon`.
+    """
+    names = list(candidates)
+    head, _, tail = word.rpartition(".")
+    for group, likeness in (
+        ([n for n in names if n.rpartition(".")[0] == head], 0.6),
+        (names, 0.8),
+    ):
+        tails = {name.rpartition(".")[2]: name for name in reversed(group)}
+        close = difflib.get_close_matches(tail, tails, n=1, cutoff=likeness)
+        if close:
+            return f" Did you mean {tails[close[0]]}?"
+    return ""
+
+
+def unknown(kind: str, word: str, candidates: Iterable[str], see: str = "") -> ConfigError:
+    """The error for a name that does not exist; `see` is a last sentence that tells where to look.
+
+    >>> raise unknown("task", "dmc:walker_walk", tasks, "'forethought list tasks' shows all.")
+    """
+    text = f"There is no {kind} {word}.{nearest(word, candidates)}"
+    return ConfigError(f"{text} {see}".rstrip())
+
+
+def check_device(key: str, value: str, *, auto: bool) -> None:
+    """Only the spelling: whether the device exists is known once torch is imported."""
+    names = "auto, cpu, cuda, cuda:N or mps" if auto else "cpu, cuda, cuda:N or mps"
+    ok = re.fullmatch(r"cpu|cuda(:\d+)?|mps", value) or (auto and value == "auto")
+    require(bool(ok), key, value, f"one of {names}")
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """The environments that the agent trains and is evaluated in."""
+
+    num_envs: int = 1
+    """Environments stepped together."""
+    workers: bool = False
+    """Each environment in its own process."""
+    action_repeat: int | None = None
+    """Environment frames per decision; None is the task's own (dmc 2, others 1)."""
+    max_episode_steps: int | None = None
+    """Decisions (agent steps) after which a training episode is truncated; None is the task's
+    own."""
+    eval_max_episode_steps: int | None = None
+    """The same for evaluation episodes; None is as in training."""
+
+    def __post_init__(self) -> None:
+        require(self.num_envs >= 1, "env.num_envs", self.num_envs, "at least 1")
+        for name in ("action_repeat", "max_episode_steps", "eval_max_episode_steps"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"env.{name}", value, "at least 1")
+
+
+@dataclass(frozen=True)
+class _ReplayConfig:
+    capacity_rows: int = 1_000_000
+    """Rows kept over all environments (one row per decision and one per episode start)."""
+    storage_device: str = "cpu"
+    """Where the rows are kept: cpu, cuda, cuda:N or mps; batches go to the run's device."""
+    block_rows: int = 4096
+    """Rows per block written to disk; smaller blocks leave less for a checkpoint to write."""
+
+    def __post_init__(self) -> None:
+        require(self.capacity_rows >= 1, "replay.capacity_rows", self.capacity_rows, "at least 1")
+        require(self.block_rows >= 1, "replay.block_rows", self.block_rows, "at least 1")
+        check_device("replay.storage_device", self.storage_device, auto=False)
+
+
+@dataclass(frozen=True)
+class EpisodeReplayConfig(_ReplayConfig):
+    """Slices drawn uniformly per finished episode, then per start (the official TD-MPC2 rule)."""
+
+    kind: ClassVar[str] = "episodes"
+
+
+@dataclass(frozen=True)
+class TransitionReplayConfig(_ReplayConfig):
+    """Slices drawn uniformly over all valid starts, those of the open episode included."""
+
+    kind: ClassVar[str] = "transitions"
+
+
+ReplayConfig = EpisodeReplayConfig | TransitionReplayConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How experience, updates and checkpoints follow each other."""
+
+    seed_agent_steps: int | None = None
+    """Random decisions before learning; None is max(1000, 5 x episode length)."""
+    seed_updates: int | None = None
+    """Updates in one burst when the random phase ends; None is as many as its agent steps."""
+    updates_per_agent_step: float = 1.0
+    """Updates per decision after the random phase; fractions add up exactly."""
+    checkpoint_every_agent_steps: int = 10_000
+    """Agent steps between checkpoints; 0 writes only the last one."""
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept, besides the best one."""
+    threads: int | None = None
+    """Threads that torch computes with; None is torch's choice."""
+
+    def __post_init__(self) -> None:
+        for name in ("seed_agent_steps", "seed_updates", "checkpoint_every_agent_steps"):
+            value = getattr(self, name)
+            require(value is None or value >= 0, f"train.{name}", value, "at least 0")
+        ratio = self.updates_per_agent_step
+        require(0 < ratio <= 1000, "train.updates_per_agent_step", ratio, "above 0, at most 1000")
+        kept = self.keep_checkpoints
+        require(kept >= 1, "train.keep_checkpoints", kept, "at least 1")
+        ok = self.threads is None or self.threads >= 1
+        require(ok, "train.threads", self.threads, "at least 1")
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation during training: own environments, own random streams, no exploration."""
+
+    every_agent_steps: int = 25_000
+    """Agent steps between evaluations; 0 evaluates only at the end."""
+    episodes: int = 10
+    """Episodes per evaluation."""
+
+    def __post_init__(self) -> None:
+        every = self.every_agent_steps
+        require(every >= 0, "eval.every_agent_steps", every, "at least 0")
+        require(self.episodes >= 1, "eval.episodes", self.episodes, "at least 1")
+
+
+@dataclass(frozen=True)
+class TrackConfig:
+    """What is written while training; none of it can change the result."""
+
+    every_agent_steps: int = 1_000
+    """Agent steps per row of train.csv."""
+    console: bool = True
+    """A live status in the terminal; without a terminal, a line now and then."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run directory."""
+    wandb: bool = False
+    """Also send everything to Weights & Biases."""
+    wandb_project: str | None = None
+    """The project at Weights & Biases; None is 'forethought'."""
+
+    def __post_init__(self) -> None:
+        every = self.every_agent_steps
+        require(every >= 1, "track.every_agent_steps", every, "at least 1")
+        if self.wandb_project is not None and not self.wandb:
+            raise ConfigError(
+                f"track.wandb_project is {self.wandb_project}, but has no effect while "
+                "track.wandb is false; set track.wandb true or leave the project out."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides how a run goes. Same values, same thread count: the same run."""
+
+    agent_name: str
+    """The agent's name, as 'forethought list agents' shows it."""
+    task: str
+    """The task's name, as 'forethought list tasks' shows it."""
+    seed: int = 1
+    """Seed of every random stream of the run."""
+    steps: int = 1_000_000
+    """Length of the run in agent steps (decisions, summed over environments)."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps; auto takes the first of cuda, mps and cpu that exists."""
+    agent: Any
+    """The agent itself."""
+    env: EnvConfig = field(default_factory=EnvConfig)
+    """The environments."""
+    replay: ReplayConfig = field(default_factory=EpisodeReplayConfig)
+    """The stored experience."""
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """The rhythm of experience, updates and checkpoints."""
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    """Evaluation during training."""
+    track: TrackConfig = field(default_factory=TrackConfig)
+    """What is written while training."""
+
+    def __post_init__(self) -> None:
+        require(self.seed >= 0, "seed", self.seed, "at least 0")
+        require(self.steps >= 1, "steps", self.steps, "at least 1")
+        check_device("device", self.device, auto=True)
+        batch = getattr(self.agent, "batch_size", None)
+        horizon = getattr(self.agent, "horizon", None)
+        if batch is None or horizon is None:
+            return
+        capacity, key, envs = self.replay.capacity_rows, "replay.capacity_rows", self.env.num_envs
+        rule = f"at least agent.batch_size x (agent.horizon + 1) = {batch * (horizon + 1)}"
+        require(capacity >= batch * (horizon + 1), key, capacity, rule)
+        rule = f"at least env.num_envs x (agent.horizon + 1) = {envs * (horizon + 1)}"
+        require(capacity >= envs * (horizon + 1), key, capacity, rule)
+
+
+def build_run_config(
+    agent_name: str, task: str, agent_config_class: type, layers: Iterable[Mapping[str, Any]]
+) -> RunConfig:
+    """The run that the layers describe, later ones winning over earlier ones and over defaults.
+
+    A layer has the shape of a run's config.yaml, or any part of it. Its `agent_name` must be this
+    agent, for its `agent` group would mean nothing to another; its `task` gives way to `task`.
+    """
+    data = layer({}, *layers)
+    named = data.pop("agent_name", agent_name)
+    require(named == agent_name, "agent_name", named, f"{agent_name}, the agent of this run")
+    agent: Any = from_dict(agent_config_class, data.pop("agent", {}), "agent")
+    return from_dict(RunConfig, {**data, "agent_name": agent_name, "task": task, "agent": agent})
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Every field, nested, in plain JSON and YAML types; a member of a union carries its `kind`."""
+    tag = {"kind": config.kind} if hasattr(config, "kind") else {}
+    return tag | {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def from_dict(cls: type[T], data: Any, where: str = "") -> T:
+    """The instance of a configuration dataclass that `data` describes, checked.
+
+    `where` is the dotted name of the group, for the sentences that errors show.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            f"{where or 'The configuration'} is {data!r}, but must be a group of keys."
+        )
+    annotations = field_types(cls)
+    values = {}
+    for key, value in data.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key == "kind" and hasattr(cls, "kind"):
+            continue
+        if key not in annotations:
+            known = [f"{where}.{name}".lstrip(".") for name in annotations]
+            see = "" if nearest(path, known) else f"There are {_listed(annotations) or 'none'}."
+            raise unknown("key", path, known, see)
+        if isinstance(value, Mapping) and union_members(annotations[key]):
+            value = {"kind": default_kind(cls, key), **value}
+        values[key] = _read(annotations[key], value, path)
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        missing = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if missing and f.name not in values:
+            raise ConfigError(f"{where}.{f.name}".lstrip(".") + " is missing.")
+    return cls(**values)
+
+
+def field_types(cls: type) -> dict[str, Any]:
+    """The annotations of a configuration dataclass by field name, in the order of its fields."""
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def union_members(annotation: Any) -> dict[str, type]:
+    """The dataclasses of a tagged union `A | B` by their `kind`; empty for any other type."""
+    members = typing.get_args(annotation) if _is_union(annotation) else ()
+    return {member.kind: member for member in members if hasattr(member, "kind")}
+
+
+def default_kind(cls: type, name: str) -> str:
+    """The kind that a tagged union field has when nobody names one."""
+    found = {f.name: f for f in dataclasses.fields(cls)}[name]
+    make = found.default_factory
+    default = found.default if make is dataclasses.MISSING else make()
+    return str(getattr(default, "kind", next(iter(union_members(field_types(cls)[name])))))
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (Union, types.UnionType)
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _read(annotation: Any, value: Any, where: str) -> Any:
+    """`value`, checked against a field's annotation and brought into its type."""
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is Any:
+        return value
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        return from_dict(annotation, value, where)
+    if _is_union(annotation):
+        return _read_union(annotation, value, where)
+    if origin is Literal:
+        require(value in args, where, value, f"one of {_listed(args)}")
+        return value
+    if origin in (tuple, list):
+        return origin(_read_items(annotation, value, where))
+    if origin is dict:
+        if isinstance(value, Mapping):
+            return {key: _read(args[1], item, f"{where}.{key}") for key, item in value.items()}
+        raise ConfigError(f"{where} is {value!r}, but must be a group of keys.")
+    # A bool is an int to Python, but `workers: 1` or `horizon: true` is a slip of the pen.
+    if annotation is float and type(value) is int:
+        return float(value)
+    if annotation is int and type(value) is float and value.is_integer():
+        return int(value)
+    require(type(value) is annotation, where, repr(value), _WORDS.get(annotation, str(annotation)))
+    return value
+
+
+def _read_items(annotation: Any, value: Any, where: str) -> list[Any]:
+    """The items of a `list[X]`, `tuple[X, ...]` or `tuple[X, Y]`."""
+    args = typing.get_args(annotation)
+    require(isinstance(value, list | tuple), where, repr(value), "a list")
+    if typing.get_origin(annotation) is list or args[-1] is ...:
+        args = (args[0],) * len(value)
+    require(len(value) == len(args), where, value, f"a list of {len(args)}")
+    return [_read(arg, item, f"{where}[{i}]") for i, (arg, item) in enumerate(zip(args, value))]
+
+
+def _read_union(annotation: Any, value: Any, where: str) -> Any:
+    members = [member for member in typing.get_args(annotation) if member is not type(None)]
+    tagged = union_members(annotation)
+    if value is None and len(members) < len(typing.get_args(annotation)):
+        return None
+    if tagged and isinstance(value, Mapping):
+        kind = value["kind"]
+        if kind not in tagged:
+            raise unknown(f"{where} kind", str(kind), tagged, f"Choose from {_listed(tagged)}.")
+        for key in value:
+            owners = [name for name, cls in tagged.items() if key in field_types(cls)]
+            if owners and kind not in owners:
+                raise ConfigError(
+                    f"{where}.{key} belongs to {where} of kind {_listed(owners)}, but this run "
+                    f"has kind {kind}; leave it out or change the kind."
+                )
+        return from_dict(tagged[kind], value, where)
+    for member in members[:-1]:
+        try:
+            return _read(member, value, where)
+        except ConfigError:
+            continue  # the last member's sentence is the one shown
+    return _read(members[-1], value, where)
+
+
+def _listed(words: Iterable[object]) -> str:
+    return ", ".join(map(str, words))
+
+
+def layer(base: Mapping[str, Any], *overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep merge, later wins. A new `kind` drops the keys of the old one: they mean nothing now."""
+    merged = dict(base)
+    for override in overrides:
+        for key, value in override.items():
+            old = merged.get(key)
+            if isinstance(value, Mapping) and isinstance(old, Mapping):
+                changed = "kind" in value and value["kind"] != old.get("kind", value["kind"])
+                merged[key] = layer({} if changed else old, value)
+            else:
+                merged[key] = layer({}, value) if isinstance(value, Mapping) else value
+    return merged
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested groups as one level with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, Any, Any]]:
+    """Rows (key, added | removed | changed, value in a, value in b) of all keys that differ."""
+    old, new = flatten(a), flatten(b)
+    rows: list[tuple[str, str, Any, Any]] = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        if key not in new:
+            rows.append((key, "removed", old[key], None))
+        elif key not in old:
+            rows.append((key, "added", None, new[key]))
+        elif old[key] != new[key]:
+            rows.append((key, "changed", old[key], new[key]))
+    return rows

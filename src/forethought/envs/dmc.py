@@ -1,0 +1,214 @@
+"""`dmc:<domain>-<task>`: DeepMind Control behind gymnasium's interface, names as TD-MPC2 uses them.
+
+One step here is one control step of the suite, of which a decision repeats two. The suite's own
+time limit is switched off, because limits are ours: 500 decisions unless the run says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.config import ForethoughtError, unknown
+from forethought.envs.families import LIST_HINT, Built, require_extra
+from forethought.spaces.agent_view import rescale
+
+ACTION_REPEAT = 2
+FRAMES = 1000
+RENDER_SIZE = 384
+
+# A copy of dm_control.suite.ALL_TASKS (a test compares them): listing must not import MuJoCo.
+TASKS = {
+    "acrobot": ("swingup", "swingup_sparse"),
+    "ball_in_cup": ("catch",),
+    "cartpole": (
+        "balance",
+        "balance_sparse",
+        "swingup",
+        "swingup_sparse",
+        "two_poles",
+        "three_poles",
+    ),
+    "cheetah": ("run",),
+    "dog": ("stand", "walk", "trot", "run", "fetch"),
+    "finger": ("spin", "turn_easy", "turn_hard"),
+    "fish": ("upright", "swim"),
+    "hopper": ("stand", "hop"),
+    "humanoid": ("stand", "walk", "run", "run_pure_state"),
+    "humanoid_CMU": ("stand", "walk", "run"),
+    "lqr": ("lqr_2_1", "lqr_6_2"),
+    "manipulator": ("bring_ball", "bring_peg", "insert_ball", "insert_peg"),
+    "pendulum": ("swingup",),
+    "point_mass": ("easy", "hard"),
+    "quadruped": ("walk", "run", "escape", "fetch"),
+    "reacher": ("easy", "hard"),
+    "stacker": ("stack_2", "stack_4"),
+    "swimmer": ("swimmer6", "swimmer15"),
+    "walker": ("stand", "walk", "run"),
+}
+SHORT = {"ball_in_cup": "cup", "point_mass": "pointmass"}
+"""Domains that the official TD-MPC2 calls by another name; both names are accepted."""
+RANDOM_MODEL = ("lqr",)
+"""Domains that draw the model itself at random, and so must be built anew for every episode."""
+TERMINATING = ("lqr",)
+"""Domains whose episodes may end with discount 0."""
+
+
+def names() -> list[str]:
+    """Each task once, by the name that TD-MPC2 uses."""
+    return [
+        f"{SHORT.get(domain, domain)}-{task.replace('_', '-')}"
+        for domain, tasks in TASKS.items()
+        for task in tasks
+    ]
+
+
+def suite_name(name: str) -> tuple[str, str]:
+    """The suite's (domain, task) of a name such as cup-catch or cartpole-swingup-sparse."""
+    for domain, tasks in TASKS.items():
+        for task in tasks:
+            spellings = {
+                f"{d}-{t}"
+                for d in (domain, SHORT.get(domain, domain))
+                for t in (task, task.replace("_", "-"))
+            }
+            if name in spellings:
+                return domain, task
+    raise unknown("task", f"dmc:{name}", [f"dmc:{known}" for known in names()], LIST_HINT)
+
+
+def check(name: str) -> None:
+    """Refuse an unknown task, or a missing extra."""
+    suite_name(name)
+    require_extra(f"dmc:{name}", "dmc", "dm_control", "mujoco")
+
+
+def build(name: str, render_mode: str | None) -> Built:
+    """The environment with the suite's defaults."""
+    domain, task = suite_name(name)
+    env = DmcEnv(domain, task, render_mode)
+    return Built(env, ACTION_REPEAT, FRAMES, terminates=domain in TERMINATING)
+
+
+class DmcEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
+    """One task: observations flattened in the suite's order to float32, actions in [-1, 1]."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 50}
+
+    def __init__(self, domain: str, task: str, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self._domain, self._task = domain, task
+        suite = _import_suite(rendering=render_mode is not None)
+        self._env = self._load(suite, seed=0)
+        self.metadata = {
+            **self.metadata,
+            "render_fps": round(1.0 / float(self._env.control_timestep())),
+        }
+        sizes = [int(np.prod(s.shape)) for s in self._env.observation_spec().values()]
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (sum(sizes),), np.float32)
+        action = self._env.action_spec()
+        self._low = np.broadcast_to(action.minimum, action.shape)
+        self._high = np.broadcast_to(action.maximum, action.shape)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, action.shape, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """A new episode. The task's random state starts afresh from the seed, so that the episode
+        is a function of (seed, actions) whatever happened before."""
+        super().reset(seed=seed)
+        task_seed = int(self.np_random.integers(2**31))
+        if self._domain in RANDOM_MODEL:
+            self._env.close()
+            self._env = self._load(_import_suite(rendering=False), task_seed)
+        self._env.task.random.seed(task_seed)
+        return _flat(self._env.reset().observation), {}
+
+    def step(
+        self, action: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        """One control step; only a discount of 0 terminates."""
+        now = self._env.step(rescale(np.asarray(action, np.float64), self._low, self._high))
+        terminated = bool(now.last() and now.discount == 0.0)
+        truncated = bool(now.last() and not terminated)
+        return _flat(now.observation), float(now.reward or 0.0), terminated, truncated, {}
+
+    def render(self) -> NDArray[np.uint8] | None:
+        """The first camera's picture, [384, 384, 3]."""
+        if self.render_mode is None:
+            return None
+        pixels = self._env.physics.render(RENDER_SIZE, RENDER_SIZE, camera_id=0)
+        return np.array(pixels, np.uint8)
+
+    def close(self) -> None:
+        """Free the simulation and its rendering context."""
+        self._env.close()
+
+    def _load(self, suite: Any, seed: int) -> Any:
+        return suite.load(
+            self._domain, self._task, task_kwargs={"time_limit": float("inf"), "random": seed}
+        )
+
+
+def _flat(observation: dict[str, Any]) -> NDArray[np.float32]:
+    return np.concatenate([np.ravel(value) for value in observation.values()]).astype(np.float32)
+
+
+def _import_suite(rendering: bool) -> Any:
+    """dm_control.suite, with a rendering backend only where one is asked for.
+
+    Left to itself dm_control looks for a display when it is imported, which costs a second and
+    warns on machines without one. A choice of the user (MUJOCO_GL) is never touched.
+    """
+    if os.environ.get("MUJOCO_GL"):
+        return importlib.import_module("dm_control.suite")
+    if "dm_control._render" not in sys.modules:
+        with _environment(MUJOCO_GL="disable"):
+            importlib.import_module("dm_control.suite")
+    render = sys.modules["dm_control._render"]
+    if rendering and render.BACKEND not in ("egl", "osmesa", "glfw"):
+        _choose_backend(render)
+    return importlib.import_module("dm_control.suite")
+
+
+def _choose_backend(render: Any) -> None:
+    reasons = []
+    for backend in ("egl", "osmesa"):
+        try:
+            with _environment(MUJOCO_GL=backend, PYOPENGL_PLATFORM=backend):
+                importlib.reload(render)
+            # What renders in this process renders in its children too.
+            os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
+            return
+        except (ImportError, AttributeError, RuntimeError) as error:
+            # PyOpenGL answers a missing library with an AttributeError of its own internals.
+            reasons.append(f"{backend}: {error}")
+    with _environment(MUJOCO_GL="disable"):
+        importlib.reload(render)
+    raise ForethoughtError(
+        "Pictures of dmc tasks need EGL or OSMesa, and neither works here "
+        f"({'; '.join(reasons)}); install libegl1 or libosmesa6."
+    )
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Set environment variables for the length of a block."""
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value

@@ -1,0 +1,170 @@
+"""One environment as agents see it: repeat, limit, rescaled actions, and checks at the boundary.
+
+The strategy for errors: what an environment raises, and every value that breaks its promise,
+becomes an EnvError with the environment's index and the step, so that nothing ill-formed reaches
+replay. The original traceback travels as a note of the exception, also out of a worker process.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import gymnasium
+
+from forethought.config import ForethoughtError, require
+from forethought.spaces.agent_view import agent_space, native_action, outside
+from forethought.spaces.nested import Tree
+from forethought.spaces.spec import Column, EnvSpec
+from forethought.spaces.structure import EnvError, Leaf, Structure, column_leaf
+
+T = TypeVar("T")
+Step = tuple[Tree, float, bool, bool, dict[str, Any]]
+
+
+class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Wraps any gymnasium environment; `spec_for_agent` tells an agent what it will see.
+
+    An environment may declare `columns` (a tuple of Column) and `terminates` (False promises that
+    no episode ends by termination).
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        task: str = "custom",
+        *,
+        action_repeat: int = 1,
+        max_episode_steps: int | None = None,
+        terminates: bool | None = None,
+        env_index: int = 0,
+    ) -> None:
+        super().__init__(env)
+        require(action_repeat >= 1, "action_repeat", action_repeat, "at least 1")
+        limit = max_episode_steps
+        require(limit is None or limit >= 1, "max_episode_steps", limit, "at least 1")
+        self.env_index = env_index
+        self.observation_space = agent_space(env.observation_space, action=False)
+        self.action_space = agent_space(env.action_space, action=True)
+        self._observations = Structure.of(self.observation_space)
+        self._actions = Structure.of(self.action_space)
+        columns: tuple[Column, ...] = tuple(_declared(env, "columns", ()))
+        leaves: tuple[Leaf, ...] = tuple(column_leaf(c.name, c.shape, c.dtype) for c in columns)
+        self._columns = Structure(leaves, {})
+        if terminates is None:
+            terminates = bool(_declared(env, "terminates", True))
+        self.spec_for_agent = EnvSpec(
+            task=task,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            max_episode_steps=limit,
+            action_repeat=action_repeat,
+            terminates=terminates,
+            columns=columns,
+        )
+        if "render_fps" in env.metadata:  # one frame is shown per decision
+            self.metadata = {
+                **env.metadata,
+                "render_fps": env.metadata["render_fps"] / action_repeat,
+            }
+        self._steps = 0
+        self._running = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Tree, dict[str, Any]]:
+        """A new episode; with a seed, a function of (seed, actions) alone."""
+        self._steps, self._running = 0, False
+        obs, info = self._guard(lambda: self.env.reset(seed=seed, options=options))
+        self._running = True
+        return self._checked(obs), self._checked_info(info)
+
+    def step(self, action: Tree) -> Step:
+        """One decision: the action held for `action_repeat` frames, their rewards summed."""
+        if not self._running:
+            raise EnvError(
+                f"Environment {self.env_index} was stepped before a reset or after the end of its "
+                "episode; reset it first."
+            )
+        self._steps += 1
+        native = self._native(action)
+        reward, terminated, truncated = 0.0, False, False
+        obs: Any = None
+        info: dict[str, Any] = {}
+        for _ in range(self.spec_for_agent.action_repeat):
+            obs, frame_reward, terminated, truncated, info = self._guard(
+                lambda: self.env.step(native)
+            )
+            reward += self._checked_reward(frame_reward)
+            if terminated or truncated:
+                break
+        if terminated and not self.spec_for_agent.terminates:
+            raise EnvError(
+                f"Environment {self.env_index} terminated at step {self._steps}, but declares that "
+                "it never does; set its attribute terminates to True."
+            )
+        limit = self.spec_for_agent.max_episode_steps
+        if limit is not None and self._steps >= limit and not terminated:
+            truncated = True
+        self._running = not (terminated or truncated)
+        obs, info = self._checked(obs), self._checked_info(info)
+        return obs, reward, bool(terminated), bool(truncated), info
+
+    def _native(self, action: Tree) -> Any:
+        action = self._actions.check(action, "action", self.env_index, self._steps)
+        if outside(self.action_space, action):
+            # Clipping here would execute another action than the one that is stored.
+            raise EnvError(
+                f"The action of environment {self.env_index} at step {self._steps} lies outside "
+                "[-1, 1]; clip it in the agent."
+            )
+        return native_action(self.env.action_space, action)
+
+    def _guard(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except ForethoughtError:
+            raise
+        except Exception as error:
+            wrapped = EnvError(
+                f"Environment {self.env_index} raised {type(error).__name__} at step "
+                f"{self._steps}: {error}"
+            )
+            wrapped.add_note("".join(traceback.format_exception(error)).rstrip())
+            raise wrapped from error
+
+    def _checked(self, obs: Any) -> Tree:
+        return self._observations.check(obs, "observation", self.env_index, self._steps)
+
+    def _checked_reward(self, reward: Any) -> float:
+        try:
+            value = float(reward)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise EnvError(
+                f"The reward of environment {self.env_index} at step {self._steps} is {reward}, "
+                "but must be a finite number; correct the environment."
+            )
+        return value
+
+    def _checked_info(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The info with its declared columns present, well-formed and in stored dtypes."""
+        columns = self.spec_for_agent.columns
+        for column in columns:
+            if column.source not in info:
+                raise EnvError(
+                    f"The info of environment {self.env_index} at step {self._steps} has no "
+                    f"'{column.source}', which the environment declares as a column; add it."
+                )
+        if not columns:
+            return dict(info)
+        values = {column.name: info[column.source] for column in columns}
+        checked = self._columns.check(values, "column", self.env_index, self._steps)
+        return {**info, **{column.source: checked[column.name] for column in columns}}
+
+
+def _declared(env: gymnasium.Env[Any, Any], name: str, default: Any) -> Any:
+    return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else default

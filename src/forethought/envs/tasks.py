@@ -1,0 +1,93 @@
+"""Tasks by name: `family:name`, checked before anything is built."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from forethought.config import require, unknown
+from forethought.envs import dmc, gymnasium_ids, minatar
+from forethought.envs.families import LIST_HINT
+from forethought.envs.task_env import TaskEnv
+from forethought.envs.vector import VectorEnv
+from forethought.spaces.spec import EnvSpec
+
+FAMILIES: dict[str, ModuleType] = {"dmc": dmc, "gym": gymnasium_ids, "minatar": minatar}
+"""Each offers names(), check(name) and build(name, render_mode)."""
+
+
+def known_tasks() -> list[str]:
+    """Every task by name. Cheap: no simulator is imported."""
+    return [f"{key}:{name}" for key, family in FAMILIES.items() for name in family.names()]
+
+
+def check_task(task: str) -> None:
+    """Refuse a task that does not exist (with the nearest name) or whose extra is missing."""
+    key, separator, name = task.partition(":")
+    if not separator or key not in FAMILIES or not name:
+        raise unknown("task", task, known_tasks(), LIST_HINT)
+    FAMILIES[key].check(name)
+
+
+def make_single(
+    task: str,
+    *,
+    action_repeat: int | None = None,
+    max_episode_steps: int | None = None,
+    render_mode: str | None = None,
+    env_index: int = 0,
+) -> TaskEnv:
+    """One environment as agents see it.
+
+    `max_episode_steps` counts decisions and replaces the task's own limit; None keeps that, in
+    whole decisions. `env_index` is the name under which errors speak of it.
+    """
+    check_task(task)
+    key, _, name = task.partition(":")
+    built = FAMILIES[key].build(name, render_mode)
+    repeat = built.action_repeat if action_repeat is None else action_repeat
+    require(repeat >= 1, "action_repeat", repeat, "at least 1")
+    if max_episode_steps is None and built.max_frames is not None:
+        max_episode_steps = max(1, built.max_frames // repeat)
+    return TaskEnv(
+        built.env,
+        task,
+        action_repeat=repeat,
+        max_episode_steps=max_episode_steps,
+        terminates=built.terminates,
+        env_index=env_index,
+    )
+
+
+def make_env(
+    task: str,
+    num_envs: int = 1,
+    seed: int = 0,
+    *,
+    workers: bool = False,
+    action_repeat: int | None = None,
+    max_episode_steps: int | None = None,
+    render_mode: str | None = None,
+) -> VectorEnv:
+    """`num_envs` environments of one task, in this process or each in its own."""
+    require(num_envs >= 1, "num_envs", num_envs, "at least 1")
+    check_task(task)
+    options: dict[str, Any] = {
+        "action_repeat": action_repeat,
+        "max_episode_steps": max_episode_steps,
+        "render_mode": render_mode,
+    }
+    makers = [functools.partial(make_single, task, env_index=i, **options) for i in range(num_envs)]
+    return VectorEnv(makers, seed, workers=workers)
+
+
+def spec_of(
+    task: str, *, action_repeat: int | None = None, max_episode_steps: int | None = None
+) -> EnvSpec:
+    """What an agent will see of a task."""
+    env = make_single(task, action_repeat=action_repeat, max_episode_steps=max_episode_steps)
+    try:
+        return env.spec_for_agent
+    finally:
+        env.close()

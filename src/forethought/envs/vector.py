@@ -1,0 +1,264 @@
+"""Environments stepped together, with gymnasium's disabled autoreset and masked resets.
+
+    obs, info = envs.reset(seed=[...])
+    obs, reward, terminated, truncated, info = envs.step(actions)      # every environment moves
+    obs, info = envs.reset(seed=[...], options={"reset_mask": ended})  # only those that ended
+
+No action is ignored and no step invented, so counts are exact. One class serves environments in
+this process and in workers: only the handle differs, and so trajectories are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from forethought.config import ForethoughtError, require
+from forethought.envs.task_env import Step, TaskEnv
+from forethought.envs.workers import WorkerHandle, answer
+from forethought.seeding import Streams
+from forethought.spaces import nested
+from forethought.spaces.nested import Tree
+from forethought.spaces.structure import EnvError
+
+Infos = dict[str, Any]
+
+
+class Handle(Protocol):
+    """One environment that takes one request at a time."""
+
+    def request(self, command: str, *arguments: Any) -> None:
+        """Begin a command; it never raises what the environment raises."""
+
+    def result(self) -> Any:
+        """The answer to the last request, or the error that it caused."""
+
+    def close(self) -> None:
+        """End the environment; may be called twice."""
+
+
+class LocalHandle:
+    """An environment in this process."""
+
+    def __init__(self, make: Callable[[], TaskEnv]) -> None:
+        self._env = make()
+        self._answer: Any = None
+        self._error: ForethoughtError | None = None
+
+    def request(self, command: str, *arguments: Any) -> None:
+        """Answer at once, and keep the answer."""
+        self._answer, self._error = None, None
+        try:
+            self._answer = answer(self._env, command, *arguments)
+        except ForethoughtError as error:
+            self._error = error
+
+    def result(self) -> Any:
+        """The kept answer or error."""
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """N equal environments; see the module for the protocol.
+
+    A reset without a seed takes the run's stream "env" (environment, episode), so that every
+    episode has a seed of its own. Observations are fresh arrays, safe to keep.
+    """
+
+    def __init__(
+        self, makers: Sequence[Callable[[], TaskEnv]], seed: int = 0, *, workers: bool = False
+    ) -> None:
+        require(len(makers) >= 1, "num_envs", len(makers), "at least 1")
+        self.closed = False
+        self.num_envs = len(makers)
+        self._streams = Streams(seed)
+        self._episodes = [0] * self.num_envs
+        self._handles: list[Handle] = []
+        try:
+            for i, make in enumerate(makers):
+                self._handles.append(WorkerHandle(make, i) if workers else LocalHandle(make))
+            specs = self._all("spec")
+        except BaseException:
+            self.close()
+            raise
+        self.spec_for_agent = specs[0]
+        for i, spec in enumerate(specs):
+            if spec != self.spec_for_agent:
+                self.close()
+                raise EnvError(
+                    f"Environment {i} differs from environment 0 in its spaces or limits; "
+                    "environments that are stepped together must be equal."
+                )
+        self.metadata = {**self._all("metadata")[0], "autoreset_mode": AutoresetMode.DISABLED}
+        self.single_observation_space = self.spec_for_agent.observation_space
+        self.single_action_space = self.spec_for_agent.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._obs: list[Tree] = [None] * self.num_envs
+        self._column_infos: list[Infos] = [{}] * self.num_envs
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Tree, Infos]:
+        """Begin new episodes: everywhere, or where `options["reset_mask"]` is True.
+
+        An int seeds environment i with seed + i. The observation and the declared columns in info
+        are those of all environments; other entries of info only of those that were reset.
+        """
+        options = dict(options or {})
+        mask = self._mask(options.pop("reset_mask", None))
+        seeds = self._seeds(seed)
+        chosen = [i for i in range(self.num_envs) if mask[i]]
+        for i in chosen:
+            self._handles[i].request("reset", seeds[i], options)
+            self._episodes[i] += 1
+        infos: list[Infos] = [dict(info) for info in self._column_infos]
+        for i, (obs, info) in zip(chosen, self._results(chosen)):
+            self._keep(i, obs, info)
+            infos[i] = info
+        return nested.stack(self._obs), batch_infos(infos)
+
+    def step(
+        self, actions: Tree
+    ) -> tuple[Tree, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Infos]:
+        """One decision in every environment; each must be running."""
+        for path, leaf in nested.flatten(actions).items():
+            if len(leaf) != self.num_envs:
+                name = f"actions '{path}'" if path else "actions"
+                raise EnvError(
+                    f"There are {len(leaf)} {name} for {self.num_envs} environments; give one each."
+                )
+        for i, handle in enumerate(self._handles):
+            handle.request("step", nested.index(actions, i))
+        steps: list[Step] = self._results(range(self.num_envs))
+        for i, (obs, _, _, _, info) in enumerate(steps):
+            self._keep(i, obs, info)
+        return (
+            nested.stack(self._obs),
+            np.array([step[1] for step in steps], np.float64),
+            np.array([step[2] for step in steps], np.bool_),
+            np.array([step[3] for step in steps], np.bool_),
+            batch_infos([step[4] for step in steps]),
+        )
+
+    def reset_one(self, i: int, seed: int | None = None) -> tuple[Tree, Infos]:
+        """Begin a new episode in environment `i` alone; observation and info are not batched."""
+        seed = self._seeds(None)[i] if seed is None else seed
+        self._handles[i].request("reset", seed, {})
+        self._episodes[i] += 1
+        obs, info = self._handles[i].result()
+        self._keep(i, obs, info)
+        return obs, info
+
+    def step_one(self, i: int, action: Tree) -> Step:
+        """One decision in environment `i` alone; nothing is batched."""
+        self._handles[i].request("step", action)
+        result: Step = self._handles[i].result()
+        self._keep(i, result[0], result[4])
+        return result
+
+    def render(self) -> tuple[Any, ...]:
+        """One picture per environment; needs `render_mode="rgb_array"`."""
+        return tuple(self._all("render"))
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End every environment and its process."""
+        for handle in self._handles:
+            handle.close()
+
+    def _all(self, command: str) -> list[Any]:
+        for handle in self._handles:
+            handle.request(command)
+        return self._results(range(self.num_envs))
+
+    def _results(self, chosen: Sequence[int]) -> list[Any]:
+        """The answers of environments that were asked; all are awaited before an error is raised,
+        so that no late answer is taken for that of a later request."""
+        results: list[Any] = []
+        errors: list[ForethoughtError] = []
+        for i in chosen:
+            try:
+                results.append(self._handles[i].result())
+            except ForethoughtError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return results
+
+    def _keep(self, i: int, obs: Tree, info: Infos) -> None:
+        self._obs[i] = obs
+        sources = (column.source for column in self.spec_for_agent.columns)
+        self._column_infos[i] = {source: info[source] for source in sources}
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int]:
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + i for i in range(self.num_envs)]
+        given = [None] * self.num_envs if seed is None else list(seed)
+        if len(given) != self.num_envs:
+            raise EnvError(
+                f"There are {len(given)} seeds for {self.num_envs} environments; give one each."
+            )
+        return [
+            self._streams.seed("env", i, self._episodes[i]) if value is None else int(value)
+            for i, value in enumerate(given)
+        ]
+
+    def _mask(self, mask: Any) -> NDArray[np.bool_]:
+        if mask is None:
+            return np.ones(self.num_envs, np.bool_)
+        chosen: NDArray[Any] = np.asarray(mask)
+        if chosen.dtype != np.bool_ or chosen.shape != (self.num_envs,):
+            raise EnvError(
+                f"reset_mask has dtype {chosen.dtype} and shape {chosen.shape}, but must be "
+                f"boolean with one entry for each of the {self.num_envs} environments."
+            )
+        for i in np.flatnonzero(~chosen):
+            if self._obs[int(i)] is None:
+                raise EnvError(f"Environment {i} was never reset; the first reset takes no mask.")
+        return chosen
+
+
+def batch_infos(infos: Sequence[Infos]) -> Infos:
+    """Gymnasium's form of infos: an array per key, beside `_key` that says who gave one.
+
+    Numbers and arrays of one shape become a numeric array (zeros where absent), dicts are batched
+    recursively, anything else becomes an array of objects. Numbers are promoted, never truncated.
+    """
+    batched: Infos = {}
+    for key in dict.fromkeys(key for info in infos for key in info):
+        present = np.array([key in info for info in infos], np.bool_)
+        values = [info[key] for info in infos if key in info]
+        if all(isinstance(value, dict) for value in values):
+            batched[key] = batch_infos([info.get(key, {}) for info in infos])
+        else:
+            batched[key] = _batch_values(values, present)
+        batched[f"_{key}"] = present
+    return batched
+
+
+def _batch_values(values: Sequence[Any], present: NDArray[np.bool_]) -> NDArray[Any]:
+    numeric = all(isinstance(v, bool | int | float | np.generic | np.ndarray) for v in values)
+    if numeric and len({np.shape(value) for value in values}) == 1:
+        stacked = np.stack([np.asarray(value) for value in values])
+        batch = np.zeros((len(present), *stacked.shape[1:]), stacked.dtype)
+        batch[present] = stacked
+        return batch
+    objects = np.full(len(present), None, object)
+    for i, value in zip(np.flatnonzero(present), values):
+        objects[i] = value
+    return objects

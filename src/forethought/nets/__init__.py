@@ -1,0 +1,1 @@
+"""Networks and their parts: layers, activations, initialisation, optimisers, precision."""

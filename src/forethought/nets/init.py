@@ -1,0 +1,25 @@
+"""Initialisation of networks."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def trunc_normal_linears(model: nn.Module, generator: torch.Generator, std: float = 0.02) -> None:
+    """Every linear weight ~ N(0, std) cut at +-2 (100 std: in effect not at all), biases zero.
+
+    The whole ensemble of Q functions included: the official code missed it from 2024-11 to
+    2026-07, after its published results.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=std, generator=generator)
+            nn.init.zeros_(module.bias)
+
+
+def zero_last_weight(mlp: nn.Sequential) -> None:
+    """The head starts by predicting the same distribution for every input."""
+    last = mlp[-1]
+    assert isinstance(last, nn.Linear)
+    nn.init.zeros_(last.weight)

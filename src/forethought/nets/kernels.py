@@ -1,0 +1,278 @@
+"""The activations of TD-MPC2's layers, each fused with the LayerNorm in front of it.
+
+`norm_mish(x) = mish(LN(x))` and `norm_simnorm(x) = softmax over groups of 8 of LN(x)`.
+
+Mish costs more than half of the matrix product before it when PyTorch computes it on a CPU, and a
+softmax over groups of eight three times as much as that product. Two remedies, with the same
+results up to rounding:
+
+- `TorchKernels`: tensor operations, on every device and dtype, with Mish in its algebraic form
+  x n / (n + 2), n = e^x (e^x + 2), which needs one exponential and does not cancel for x << 0.
+- `NativeKernels`: the C functions of `kernels.c`, for float32 on a CPU, built once by the
+  machine's C compiler and cached. Whatever they cannot take goes to `TorchKernels`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EPS = 1e-5  # LayerNorm's, also in kernels.c
+
+
+class Kernels(Protocol):
+    """What a layer needs. `keep` marks the units that dropout leaves, `scale` is 1 / (1 - p)."""
+
+    def norm_mish(
+        self, x: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None, scale: float
+    ) -> Tensor: ...
+
+    def norm_simnorm(self, x: Tensor, weight: Tensor, bias: Tensor, group: int) -> Tensor: ...
+
+
+class TorchKernels:
+    """Plain tensor operations: the reference, and the fallback."""
+
+    def norm_mish(
+        self, x: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None, scale: float
+    ) -> Tensor:
+        if keep is not None:
+            x = x * keep * scale
+        h = F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
+        return _Mish.apply(h) if h.requires_grad else _mish(h)  # type: ignore[no-untyped-call]
+
+    def norm_simnorm(self, x: Tensor, weight: Tensor, bias: Tensor, group: int) -> Tensor:
+        h = F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
+        h = h.view(*h.shape[:-1], -1, group)
+        y = _GroupSoftmax.apply(h) if h.requires_grad else _group_softmax(h)  # type: ignore[no-untyped-call]
+        return y.flatten(-2)
+
+
+def _mish(h: Tensor) -> Tensor:
+    e = h.clamp(max=20).exp_()
+    n = (e + 2).mul_(e)
+    return n.div_(n + 2).mul_(h)
+
+
+def _group_softmax(h: Tensor) -> Tensor:
+    e = (h - h.amax(-1, keepdim=True)).exp_()
+    return e.div_(e.sum(-1, keepdim=True))
+
+
+class _Mish(torch.autograd.Function):
+    """d mish / dh = t + h sigmoid(h) (1 - t^2), with t = tanh(softplus(h)) = n / (n + 2)."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return _mish(h)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (h,) = ctx.saved_tensors
+        e = h.clamp(max=20).exp_()
+        n = (e + 2).mul_(e)
+        t = n.div_(n + 2)
+        rest = e.div_(e + 1).mul_(h).mul_(1 - t * t)
+        gradient: Tensor = rest.add_(t).mul_(grads[0])
+        return gradient
+
+
+class _GroupSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        y = _group_softmax(h)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        weighted: Tensor = grads[0] * y
+        return weighted.sub_(y * weighted.sum(-1, keepdim=True))
+
+
+class NativeKernels:
+    """The C functions, on float32 CPU tensors; anything else goes to the tensor operations."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.fallback = TorchKernels()
+
+    def norm_mish(
+        self, x: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None, scale: float
+    ) -> Tensor:
+        if not _native(x):
+            return self.fallback.norm_mish(x, weight, bias, keep, scale)
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+            y: Tensor = _NormMish.apply(self.library, x, weight, bias, keep, scale)  # type: ignore[no-untyped-call]
+            return y
+        return _norm_mish(self.library, x.contiguous(), weight, bias, keep, scale, None)
+
+    def norm_simnorm(self, x: Tensor, weight: Tensor, bias: Tensor, group: int) -> Tensor:
+        if not _native(x):
+            return self.fallback.norm_simnorm(x, weight, bias, group)
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+            y: Tensor = _NormSimNorm.apply(self.library, x, weight, bias, group)  # type: ignore[no-untyped-call]
+            return y
+        return _norm_simnorm(self.library, x.contiguous(), weight, bias, group, None)
+
+
+def _native(x: Tensor) -> bool:
+    return x.is_cpu and x.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+def _norm_mish(
+    library: ctypes.CDLL,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    keep: Tensor | None,
+    scale: float,
+    stats: Tensor | None,
+) -> Tensor:
+    d = x.shape[-1]
+    y = torch.empty_like(x)
+    library.norm_mish(
+        x.data_ptr(), _pointer(keep), scale, weight.data_ptr(), bias.data_ptr(), y.data_ptr(),
+        _pointer(stats), x.numel() // d, d,
+    )  # fmt: skip
+    return y
+
+
+def _norm_simnorm(
+    library: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor, group: int, stats: Tensor | None
+) -> Tensor:
+    d = x.shape[-1]
+    y = torch.empty_like(x)
+    library.norm_simnorm(
+        x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr(), _pointer(stats),
+        x.numel() // d, d, group,
+    )  # fmt: skip
+    return y
+
+
+class _NormMish(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        library: ctypes.CDLL,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        keep: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        x = x.contiguous()
+        stats = x.new_empty(x.numel() // x.shape[-1], 2)
+        y = _norm_mish(library, x, weight, bias, keep, scale, stats)
+        ctx.save_for_backward(x, weight, bias, keep, stats)
+        ctx.library, ctx.scale = library, scale
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, keep, stats = ctx.saved_tensors
+        grad, d, chunks = grads[0].contiguous(), x.shape[-1], torch.get_num_threads()
+        dx, partial = torch.empty_like(x), x.new_zeros(chunks, 3, d)
+        ctx.library.norm_mish_backward(
+            grad.data_ptr(), x.data_ptr(), _pointer(keep), ctx.scale, weight.data_ptr(),
+            bias.data_ptr(), stats.data_ptr(), dx.data_ptr(), partial.data_ptr(), chunks,
+            x.numel() // d, d,
+        )  # fmt: skip
+        total = partial.sum(0)
+        return None, dx, total[0], total[1], None, None
+
+
+class _NormSimNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, library: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor, group: int
+    ) -> Tensor:
+        x = x.contiguous()
+        stats = x.new_empty(x.numel() // x.shape[-1], 2)
+        y = _norm_simnorm(library, x, weight, bias, group, stats)
+        ctx.save_for_backward(x, y, weight, stats)
+        ctx.library, ctx.group = library, group
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, weight, stats = ctx.saved_tensors
+        grad, d, chunks = grads[0].contiguous(), x.shape[-1], torch.get_num_threads()
+        dx, partial = torch.empty_like(x), x.new_zeros(chunks, 3, d)
+        ctx.library.norm_simnorm_backward(
+            grad.data_ptr(), x.data_ptr(), y.data_ptr(), weight.data_ptr(), stats.data_ptr(),
+            dx.data_ptr(), partial.data_ptr(), chunks, x.numel() // d, d, ctx.group,
+        )  # fmt: skip
+        total = partial.sum(0)
+        return None, dx, total[0], total[1], None
+
+
+@lru_cache(maxsize=1)
+def native_kernels() -> tuple[NativeKernels | None, str]:
+    """The C kernels, built on first use, and a sentence that says what happened."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if not compiler or not shutil.which(compiler):
+        return None, "No C compiler was found, so plain tensor operations are used."
+    try:
+        path, fresh = _build(compiler)
+        library = ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as problem:
+        return None, f"The C kernels could not be built ({problem}), so tensor operations are used."
+    pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+    library.norm_mish.argtypes = [pointer, pointer, real, *[pointer] * 4, size, size]
+    library.norm_mish_backward.argtypes = [*[pointer] * 3, real, *[pointer] * 5, *[size] * 3]
+    library.norm_simnorm.argtypes = [*[pointer] * 5, *[size] * 3]
+    library.norm_simnorm_backward.argtypes = [*[pointer] * 7, *[size] * 4]
+    how = f"built with {compiler}" if fresh else "taken from the cache"
+    return NativeKernels(library), f"C kernels {how}: {path}."
+
+
+def _build(compiler: str) -> tuple[Path, bool]:
+    """Compile into the user's cache; the name holds everything the result depends on."""
+    source = Path(__file__).with_suffix(".c")
+    flags = ["-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fopenmp", "-fPIC"]
+    processor = platform.processor() + platform.machine() + _cpu_flags()
+    key = hashlib.sha256((source.read_text() + compiler + str(flags) + processor).encode())
+    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forethought"
+    target = root / f"kernels-{key.hexdigest()[:16]}.so"
+    if target.exists():
+        return target, False
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root) as scratch:
+        object_file, library = Path(scratch, "kernels.o"), Path(scratch, "kernels.so")
+        compile_ = [compiler, *flags, "-c", str(source), "-o", str(object_file)]
+        # Linked without -fopenmp on purpose: the OpenMP calls then resolve to the runtime that
+        # PyTorch has loaded, and both share one pool of threads.
+        link = [compiler, "-shared", str(object_file), "-o", str(library), "-lm"]
+        for command in (compile_, link):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            if done.returncode != 0:
+                raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr else "no message")
+        library.replace(target)
+    return target, True
+
+
+def _cpu_flags() -> str:
+    """Distinguishes processors that share a home directory: -march=native code is not portable."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return ""
+    return next((line for line in info.read_text().splitlines() if line.startswith("flags")), "")

@@ -1,0 +1,1 @@
+"""Planners. They see action sequences and `score(actions) -> values`, never a model."""

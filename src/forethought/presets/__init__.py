@@ -1,0 +1,84 @@
+"""Presets: named YAML files with part of a configuration, and the reading of such files.
+
+A preset starts with `about:`, one line for people, and then holds any groups of a run's
+configuration. Its mapping `agents:` holds, by agent name, what applies to that agent only.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forethought.config import ConfigError, layer, unknown
+
+FOLDER = Path(__file__).parent
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that reads `3e-4` as a number: YAML 1.1 asks for `3.0e-4` and else gives text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def parse(text: str) -> Any:
+    """The value of a YAML text."""
+    return yaml.load(text, _Loader)
+
+
+def parse_scalar(text: str) -> Any:
+    """The value that a flag's text would have in YAML; text that is no YAML stays text."""
+    try:
+        return parse(text)
+    except yaml.YAMLError:
+        return text
+
+
+def names() -> list[str]:
+    """All presets, in alphabetical order."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(name: str) -> dict[str, Any]:
+    """A preset as it stands in its file."""
+    if name not in names():
+        raise unknown("preset", name, names(), "'forethought list presets' shows all.")
+    return load_file(FOLDER / f"{name}.yaml")
+
+
+def load_file(path: Path) -> dict[str, Any]:
+    """A configuration file: one YAML mapping, or nothing at all."""
+    try:
+        data = parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"The configuration {path} cannot be read: {reason}.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" in line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "it cannot be parsed"
+        raise ConfigError(f"The configuration {path} is not YAML{line}: {problem}.") from error
+    if not isinstance(data, dict | None):
+        raise ConfigError(f"The configuration {path} must hold keys with values, not {data!r}.")
+    return data or {}
+
+
+def for_agent(name: str, agent_name: str) -> dict[str, Any]:
+    """The layer that a preset means for one agent: the agent's own part wins over the rest."""
+    data = load(name)
+    agents = data.pop("agents", {})
+    data.pop("about", None)
+    if not data and agent_name not in agents:
+        others = ", ".join(agents) or "no agent"
+        raise ConfigError(f"Preset {name} has nothing for agent {agent_name}; it is for {others}.")
+    return layer(data, agents.get(agent_name, {}))
+
+
+def layers(preset_names: Iterable[str], file: Path | None, agent_name: str) -> list[dict[str, Any]]:
+    """The layers of the named presets and then of the configuration file, for one agent."""
+    found = [for_agent(name, agent_name) for name in preset_names]
+    return found if file is None else [*found, load_file(file)]

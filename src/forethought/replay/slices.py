@@ -1,0 +1,212 @@
+"""Which slices may be drawn, and how likely each one is.
+
+A slice is L consecutive rows of one episode, all of them still in the ring together with the
+`history` rows that their frame stacks need. Two rules:
+
+- `EpisodeSampler`: a finished episode, uniformly; then a start in it, uniformly (the official
+  TD-MPC2 rule).
+- `TransitionSampler`: a start, uniformly over all valid ones, those of the open episode included.
+
+Neither ever looks at the whole ring nor draws twice: a row costs O(1) amortised, a batch O(batch)
+(and O(streams) for the second).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought.replay.rows import ReplayError
+from forethought.replay.storage import Storage
+
+Ints = NDArray[np.int64]
+
+
+class Sampler(Protocol):
+    """What replay tells a sampler, and asks of it."""
+
+    @property
+    def count(self) -> int: ...
+
+    def row_added(self, stream: int, row: int, age: int) -> None: ...
+
+    def episode_closed(self, stream: int, first: int, end: int) -> None: ...
+
+    def draw(self, batch: int, rng: np.random.Generator) -> tuple[Ints, Ints]: ...
+
+    def state(self) -> dict[str, Ints]: ...
+
+    def restore(self, state: dict[str, Ints]) -> None: ...
+
+
+class Episode:
+    """A finished episode that can be drawn from: rows [first, end) of a stream."""
+
+    __slots__ = ("end", "first", "place", "stream")
+
+    def __init__(self, stream: int, first: int, end: int, place: int) -> None:
+        self.stream = stream
+        self.first = first
+        self.end = end
+        self.place = place  # where it stands in the sampler's table
+
+
+class EpisodeSampler:
+    """Uniform over finished episodes, then over the starts that an episode still has.
+
+    The table of episodes has no holes (a leaving episode is replaced by the last one), so one
+    random integer picks an episode. Its order decides what a random number means, and is saved.
+    """
+
+    def __init__(self, storage: Storage, slice_rows: int, history: int) -> None:
+        self.storage = storage
+        self.slice_rows = slice_rows
+        self.history = history
+        self.table = np.empty((3, 64), np.int64)  # stream, first, end; grows by doubling
+        self.episodes: list[Episode] = []
+        self.queues: list[deque[Episode]] = [deque() for _ in range(storage.num_envs)]
+
+    @property
+    def count(self) -> int:
+        """Episodes that can be drawn from."""
+        return len(self.episodes)
+
+    def row_added(self, stream: int, row: int, age: int) -> None:
+        """The ring may have lost a row: the oldest episode shrinks, and leaves when too short."""
+        queue = self.queues[stream]
+        while queue and self._starts(queue[0].stream, queue[0].first, queue[0].end) <= 0:
+            self._remove(queue.popleft())
+
+    def episode_closed(self, stream: int, first: int, end: int) -> None:
+        """Rows [first, end) are an episode; it can be drawn from if enough of it is left."""
+        if self._starts(stream, first, end) > 0:
+            self._insert(stream, first, end)
+
+    def draw(self, batch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """Streams [B] and first rows [B] of a batch of slices."""
+        if not self.episodes:
+            raise ReplayError(
+                f"Nothing can be sampled yet: no finished episode has {self.slice_rows} rows "
+                f"({self.slice_rows - 1} steps) in the replay."
+            )
+        place = rng.integers(0, len(self.episodes), size=batch)
+        stream, first, end = self.table.take(place, axis=1)
+        oldest = self.storage.oldest.take(stream)
+        low = np.where(first >= oldest, first, oldest + self.history)
+        return stream, low + rng.integers(0, end - self.slice_rows + 1 - low)
+
+    def state(self) -> dict[str, Ints]:
+        """The table, in its order."""
+        return {"episodes": self.table[:, : len(self.episodes)].copy()}
+
+    def restore(self, state: dict[str, Ints]) -> None:
+        """Take over a saved table."""
+        self.episodes = []
+        for stream, first, end in state["episodes"].T.tolist():
+            self._insert(stream, first, end)
+        # The table has forgotten the order of time; the queues need it.
+        self.queues = [deque() for _ in self.queues]
+        for episode in sorted(self.episodes, key=lambda x: x.first):
+            self.queues[episode.stream].append(episode)
+
+    def _starts(self, stream: int, first: int, end: int) -> int:
+        """Valid starts left in an episode."""
+        oldest = int(self.storage.oldest[stream])
+        # Once its first row is gone, the next `history` rows have lost part of their stacks.
+        low = first if first >= oldest else oldest + self.history
+        return end - self.slice_rows + 1 - low
+
+    def _insert(self, stream: int, first: int, end: int) -> None:
+        place = len(self.episodes)
+        if place == self.table.shape[1]:
+            self.table = np.concatenate([self.table, np.empty_like(self.table)], axis=1)
+        self.table[:, place] = (stream, first, end)
+        self.episodes.append(Episode(stream, first, end, place))
+        self.queues[stream].append(self.episodes[-1])
+
+    def _remove(self, episode: Episode) -> None:
+        last = self.episodes.pop()
+        if last is not episode:
+            self.episodes[episode.place] = last
+            self.table[:, episode.place] = (last.stream, last.first, last.end)
+            last.place = episode.place
+
+
+class TransitionSampler:
+    """Uniform over all valid starts of all streams.
+
+    Starts become valid in the order of their rows (when the slice's last row arrives) and stop
+    being valid in the same order (when the ring overwrites a row that they need): one queue per
+    stream, kept in a ring, is the exact set of valid starts.
+    """
+
+    def __init__(self, storage: Storage, slice_rows: int, history: int) -> None:
+        self.storage = storage
+        self.slice_rows = slice_rows
+        self.history = history
+        self.starts = np.empty((storage.num_envs, storage.capacity), np.int64)
+        self.head = np.zeros(storage.num_envs, np.int64)  # starts ever removed
+        self.tail = np.zeros(storage.num_envs, np.int64)  # starts ever added
+
+    @property
+    def count(self) -> int:
+        """Valid starts."""
+        return int((self.tail - self.head).sum())
+
+    def row_added(self, stream: int, row: int, age: int) -> None:
+        """A slice may have become whole, and the oldest ones may have lost a row."""
+        storage, capacity = self.storage, self.storage.capacity
+        starts = self.starts[stream]
+        head, tail = int(self.head[stream]), int(self.tail[stream])
+        oldest = int(storage.oldest[stream])
+        while head < tail and self._needs(stream, int(starts[head % capacity])) < oldest:
+            head += 1
+        start = row - self.slice_rows + 1
+        if age >= self.slice_rows - 1 and self._needs(stream, start) >= oldest:
+            starts[tail % capacity] = start
+            self.tail[stream] = tail + 1
+        self.head[stream] = head
+
+    def episode_closed(self, stream: int, first: int, end: int) -> None:
+        """Nothing to do: its slices became valid row by row."""
+
+    def draw(self, batch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """Streams [B] and first rows [B] of a batch of slices."""
+        ends = np.cumsum(self.tail - self.head)
+        if ends[-1] == 0:
+            raise ReplayError(
+                f"Nothing can be sampled yet: no episode has {self.slice_rows} rows "
+                f"({self.slice_rows - 1} steps) in the replay."
+            )
+        pick = rng.integers(0, ends[-1], size=batch)
+        stream = np.searchsorted(ends, pick, side="right")
+        # Counted from the queue's end, so that streams without starts need no special case.
+        place = self.tail.take(stream) - ends.take(stream) + pick
+        return stream, self.starts[stream, place % self.storage.capacity]
+
+    def state(self) -> dict[str, Ints]:
+        """Nothing: the queues follow from the ages of the rows."""
+        return {}
+
+    def restore(self, state: dict[str, Ints]) -> None:
+        """Find the valid starts among the rows in the ring, in their order."""
+        storage, span = self.storage, self.slice_rows - 1
+        for stream in range(storage.num_envs):
+            oldest = int(storage.oldest[stream])
+            last = np.arange(oldest + span, storage.written[stream])
+            last = last[storage.age[storage.slots(stream, last)] >= span]
+            age = storage.age[storage.slots(stream, last - span)]
+            starts = last - span
+            starts = starts[starts - np.minimum(age, self.history) >= oldest]
+            self.starts[stream, : len(starts)] = starts
+            self.head[stream], self.tail[stream] = 0, len(starts)
+
+    def _needs(self, stream: int, start: int) -> int:
+        """The oldest row that a slice needs, its stacks included."""
+        if not self.history or start < self.storage.oldest[stream]:
+            return start
+        slot = stream * self.storage.capacity + start % self.storage.capacity
+        return start - min(int(self.storage.age[slot]), self.history)

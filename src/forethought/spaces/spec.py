@@ -1,0 +1,43 @@
+"""What an agent needs to know about its environment before it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Column:
+    """An extra column of every row, read from the environment's info at reset and at each step."""
+
+    name: str
+    """Name of the column in replay rows and batches."""
+    shape: tuple[int, ...]
+    """Shape of one element."""
+    dtype: np.dtype[Any]
+    """Type of one element; floats are stored as float32."""
+    source: str
+    """Key of info that holds it."""
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """One environment as agents see it: actions rescaled, floats as float32, tuples as dicts."""
+
+    task: str
+    """Name of the task, such as dmc:cheetah-run."""
+    observation_space: gymnasium.Space[Any]
+    """Observations of one environment."""
+    action_space: gymnasium.Space[Any]
+    """Actions of one environment; a bounded Box is [-1, 1]."""
+    max_episode_steps: int | None
+    """Decisions after which an episode is truncated; None = never."""
+    action_repeat: int
+    """Environment frames per decision."""
+    terminates: bool
+    """Whether an episode may end by termination; False promises that it never does."""
+    columns: tuple[Column, ...] = ()
+    """Extra columns that the environment declares."""

@@ -1,0 +1,193 @@
+"""What a gymnasium space looks like in memory: named leaves with a shape and a stored dtype.
+
+`Structure.check` is the boundary between environments and everything else: a value passes with the
+right keys, shapes, types and finite numbers, or stops with the environment, the step and the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import DTypeLike, NDArray
+
+from forethought.config import ConfigError, ForethoughtError
+from forethought.spaces.nested import Tree, unflatten
+
+
+class EnvError(ForethoughtError):
+    """An environment broke its promise: a bad value, an exception, a dead worker."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array of a nested value."""
+
+    path: str
+    """Keys joined by "/"; "" when the value is not nested."""
+    shape: tuple[int, ...]
+    """Shape of one element, without time or batch axes."""
+    dtype: np.dtype[Any]
+    """Type in which it is stored."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one element."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+class Structure:
+    """The leaves of a space, in the space's order, and the checks that go with them.
+
+    A Tuple counts as a Dict with the keys "0", "1", ...: one kind of nesting serves everywhere.
+    """
+
+    def __init__(self, leaves: tuple[Leaf, ...], ranges: Mapping[str, tuple[Any, Any]]) -> None:
+        self.leaves = leaves
+        self._ranges = dict(ranges)  # lowest and highest value, for leaves of integers
+        self._by_path = {leaf.path: leaf for leaf in leaves}
+
+    @classmethod
+    def of(cls, space: gymnasium.Space[Any]) -> Structure:
+        """The structure of a space; a space that cannot be stored is refused."""
+        leaves: list[Leaf] = []
+        ranges: dict[str, tuple[Any, Any]] = {}
+        _collect(space, "", leaves, ranges)
+        return cls(tuple(leaves), ranges)
+
+    def zeros(self, leading_shape: tuple[int, ...] = ()) -> Tree:
+        """A nested value of zeros with `leading_shape` before every leaf's shape."""
+        return unflatten(
+            {leaf.path: np.zeros(leading_shape + leaf.shape, leaf.dtype) for leaf in self.leaves}
+        )
+
+    def check(self, value: Any, what: str, env_index: int, step: int) -> Tree:
+        """A fresh copy of `value` in stored dtypes and the space's key order, or an EnvError.
+
+        `what` names the value in the sentence ("observation"); `step` counts decisions since reset.
+        """
+        flat: dict[str, Any] = {}
+        _flatten_known(value, "", self._by_path, flat, (what, env_index, step))
+        checked = {
+            leaf.path: self._check_leaf(leaf, flat[leaf.path], (what, env_index, step))
+            for leaf in self.leaves
+        }
+        return unflatten(checked)
+
+    def _check_leaf(self, leaf: Leaf, value: Any, place: tuple[str, int, int]) -> NDArray[Any]:
+        try:
+            array = np.asarray(value)
+        except ValueError:  # numpy's word for rows of unequal length
+            _refuse(leaf.path, place, "is not a regular array")
+        if array.shape != leaf.shape:
+            _refuse(leaf.path, place, f"has shape {array.shape}, but its space says {leaf.shape}")
+        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
+            # Signed for unsigned and float for integer would change values without a word.
+            _refuse(leaf.path, place, f"has dtype {array.dtype}, but its space says {leaf.dtype}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            worst = array[~np.isfinite(array)].flat[0]
+            _refuse(leaf.path, place, f"is not finite: it holds {worst}")
+        if leaf.path in self._ranges:
+            low, high = self._ranges[leaf.path]
+            if (array < low).any() or (array > high).any():
+                bad = array[(array < low) | (array > high)].flat[0]
+                _refuse(leaf.path, place, f"holds {bad}, which lies outside its space")
+        return array.astype(leaf.dtype)  # always a copy: environments reuse their buffers
+
+
+def column_leaf(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Leaf:
+    """A leaf for a declared column, stored as `dtype` after the same rule as observations."""
+    return Leaf(name, shape, stored_dtype(np.dtype(dtype)))
+
+
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Floats are stored as float32 (networks compute in it); everything else stays."""
+    return np.dtype(np.float32) if dtype.kind == "f" else dtype
+
+
+def subspaces(space: gymnasium.Space[Any]) -> list[tuple[str, gymnasium.Space[Any]]] | None:
+    """Names and members of a Dict or Tuple; None for any other space."""
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        return [(str(i), member) for i, member in enumerate(space.spaces)]
+    return None
+
+
+def _collect(
+    space: gymnasium.Space[Any],
+    path: str,
+    leaves: list[Leaf],
+    ranges: dict[str, tuple[Any, Any]],
+) -> None:
+    members = subspaces(space)
+    if members is not None:
+        if not members:
+            raise ConfigError(f"The space at '{path}' is empty; an agent needs at least one leaf.")
+        for key, member in members:
+            if not isinstance(key, str) or not key or "/" in key:
+                raise ConfigError(
+                    f"The key {key!r} of a Dict space cannot be stored; use a name without '/'."
+                )
+            _collect(member, f"{path}/{key}" if path else key, leaves, ranges)
+        return
+    if isinstance(space, spaces.Box):
+        leaf = Leaf(path, tuple(space.shape), stored_dtype(space.dtype))
+        if leaf.dtype.kind in "iu":
+            ranges[path] = (space.low, space.high)
+    elif isinstance(space, spaces.Discrete):
+        leaf = Leaf(path, (), np.dtype(np.int64))
+        ranges[path] = (int(space.start), int(space.start + space.n - 1))
+    elif isinstance(space, spaces.MultiDiscrete):
+        leaf = Leaf(path, tuple(space.shape), np.dtype(np.int64))
+        ranges[path] = (space.start, space.start + space.nvec - 1)
+    elif isinstance(space, spaces.MultiBinary):
+        leaf = Leaf(path, tuple(space.shape), np.dtype(np.int8))
+        ranges[path] = (0, 1)
+    else:
+        where = f" at '{path}'" if path else ""
+        raise ConfigError(
+            f"A {type(space).__name__} space{where} cannot be stored; use Box, Discrete, "
+            "MultiDiscrete, MultiBinary, Dict or Tuple."
+        )
+    leaves.append(leaf)
+
+
+def _flatten_known(
+    value: Any,
+    path: str,
+    known: Mapping[str, Leaf],
+    flat: dict[str, Any],
+    place: tuple[str, int, int],
+) -> None:
+    """Flatten along the structure: a list may be a leaf in one space and a Tuple in another."""
+    if path in known:
+        if isinstance(value, Mapping):
+            _refuse(path, place, "is a dict, but its space says an array")
+        flat[path] = value
+        return
+    start = f"{path}/" if path else ""
+    below = (p[len(start) :] for p in known if p.startswith(start))
+    expected = list(dict.fromkeys(rest.split("/")[0] for rest in below))
+    if isinstance(value, tuple | list):
+        value = {str(i): member for i, member in enumerate(value)}
+    if not isinstance(value, Mapping):
+        _refuse(path, place, f"is a {type(value).__name__}, but its space has keys {expected}")
+    if set(value) != set(expected):
+        _refuse(path, place, f"has keys {sorted(map(str, value))}, but its space says {expected}")
+    for key in expected:
+        _flatten_known(value[key], start + key, known, flat, place)
+
+
+def _refuse(path: str, place: tuple[str, int, int], problem: str) -> NoReturn:
+    what, env_index, step = place
+    name = f"{what} '{path}'" if path else what
+    who = "agent" if what == "action" else "environment"
+    raise EnvError(
+        f"The {name} of environment {env_index} at step {step} {problem}; "
+        f"correct the {who} or the space it declares."
+    )

@@ -1,0 +1,127 @@
+"""checkpoints/catalog.json: which checkpoints a run has, when they were made, how good they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from forethought.files import FileError, Manifest, read_json, read_manifest, verify, write_json
+from forethought.files import published as published_in
+from forethought.tracking.run_directory import utc_now
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checkpoint."""
+
+    step: int
+    """Agent steps at which it was made."""
+    env_frames: int
+    """Environment frames at which it was made."""
+    path: str
+    """Directory, relative to the catalog's own."""
+    eval_score: float | None
+    """Mean return of the evaluation made at this step; None if there was none."""
+    timestamp: str
+    """UTC, ISO 8601; never earlier than that of the entry before."""
+    sha256: str
+    """Of its manifest, which in turn vouches for every file."""
+
+
+class Catalog:
+    """The catalog of one directory of checkpoints; every change is atomic.
+
+    It is an index and not the truth: the checkpoints themselves are. `sync` mends it.
+    """
+
+    def __init__(self, checkpoints: Path, now: Callable[[], str] = utc_now) -> None:
+        self.folder = checkpoints
+        self.file = checkpoints / "catalog.json"
+        self._now = now
+
+    def entries(self) -> list[Entry]:
+        """All entries, oldest first."""
+        if not self.file.exists():
+            return []
+        data = read_json(self.file)
+        try:
+            return [Entry(**entry) for entry in data]
+        except TypeError as error:
+            raise FileError(f"{self.file} is damaged: {error}.") from error
+
+    def add(self, path: Path, env_frames: int, eval_score: float | None) -> Entry:
+        """Enter a checkpoint that was just published; one of the same step is replaced."""
+        others = [entry for entry in self.entries() if entry.path != path.name]
+        entry = self._entry(others, path, read_manifest(path), env_frames, eval_score)
+        self._write([*others, entry])
+        return entry
+
+    def remove(self, names: set[str]) -> None:
+        """Take checkpoints out of the catalog, by directory name."""
+        self._write([entry for entry in self.entries() if entry.path not in names])
+
+    def best(self) -> Entry | None:
+        """The entry with the highest score, the newest of equals; None if none has a score."""
+        scored = [
+            (entry.eval_score, index, entry)
+            for index, entry in enumerate(self.entries())
+            if entry.eval_score is not None and not math.isnan(entry.eval_score)
+        ]
+        return max(scored)[2] if scored else None
+
+    def sync(self) -> list[str]:
+        """Make the catalog agree with the directories; returns a sentence for each difference.
+
+        A process may die between publishing a checkpoint and entering it, or between removing a
+        checkpoint and its entry. `env_frames` and `eval_score` of a checkpoint that is not entered
+        are taken from its manifest's meta.
+        """
+        notes: list[str] = []
+        try:
+            known = {entry.path: entry for entry in self.entries()}
+        except FileError as error:
+            notes.append(f"The catalog is made anew: {error}")
+            known = {}
+        present = {path.name: path for path in published_in(self.folder)}
+        kept: list[Entry] = []
+        for name, entry in known.items():
+            try:
+                if name not in present:
+                    raise FileError("it is missing.")
+                if read_manifest(present[name]).sha256 != entry.sha256:
+                    raise FileError("it is another than the one entered.")
+                kept.append(entry)
+            except FileError as error:
+                notes.append(f"{name} was taken out of the catalog: {error}")
+        for name, path in present.items():
+            if name not in known:
+                try:
+                    manifest = verify(path)
+                    if "env_frames" not in manifest.meta:
+                        raise FileError("its manifest does not tell env_frames.")
+                    frames, score = manifest.meta["env_frames"], manifest.meta.get("eval_score")
+                    kept.append(self._entry(kept, path, manifest, frames, score))
+                    notes.append(f"{name} was entered in the catalog.")
+                except FileError as error:
+                    notes.append(f"{name} was not entered in the catalog: {error}")
+        if notes:
+            self._write(kept)
+        return notes
+
+    def _entry(
+        self,
+        earlier: list[Entry],
+        path: Path,
+        manifest: Manifest,
+        env_frames: int,
+        eval_score: float | None,
+    ) -> Entry:
+        # The wall clock may jump back; the catalog's order must not.
+        timestamp = max([self._now(), *(entry.timestamp for entry in earlier)])
+        step = int(path.name.rpartition("-")[2])
+        return Entry(step, env_frames, path.name, eval_score, timestamp, manifest.sha256)
+
+    def _write(self, entries: list[Entry]) -> None:
+        write_json(self.file, [asdict(entry) for entry in entries])

@@ -1,0 +1,59 @@
+"""The columns of a run's CSV files: names, order, and which of them measure time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Cell = str | int | float | bool | None | Sequence[object]
+"""A value in a row; None is a missing one, a sequence is written joined by ';'."""
+Row = dict[str, Cell]
+
+LEADING = ("agent_steps", "env_frames", "updates", "episodes", "wall_s")
+"""What every CSV begins with: the clock's counters and the seconds of training so far."""
+
+TRAIN_TIMES = ("ms_per_agent_step", "env_frames_per_s", "updates_per_s", "peak_memory_mb")
+"""Measured by the tracker for each row of train.csv."""
+
+TIME_COLUMNS = ("wall_s", *TRAIN_TIMES)
+"""The columns that differ between two equal runs; all others are equal byte for byte."""
+
+NONFINITE_FLAG = "nonfinite"
+"""The metric by which an agent says that it skipped an update."""
+NONFINITE_COLUMN = "nonfinite_updates"
+"""Updates skipped in the interval, a sum and not a mean."""
+
+EPISODE = (
+    *LEADING,
+    "env_index",
+    "return",
+    "length_agent_steps",
+    "success",
+    "terminated",
+    "truncated",
+    "seed",
+)
+
+EVALUATION = (
+    *LEADING,
+    "evaluation_index",
+    "eval_episodes",
+    "n_failed",
+    "return_mean",
+    "return_std",
+    "return_median",
+    "return_iqm",
+    "return_min",
+    "return_max",
+    "length_mean",
+    "success_mean",
+    "returns",
+    "lengths",
+    "seeds",
+    "truncated",
+)
+
+
+def train_columns(metric_names: Sequence[str]) -> tuple[str, ...]:
+    """The columns of train.csv for an agent that reports `metric_names`."""
+    own = (*LEADING, *TRAIN_TIMES, NONFINITE_COLUMN)
+    return (*own, *(name for name in metric_names if name != NONFINITE_FLAG))

@@ -1,0 +1,129 @@
+"""One live status line in a terminal; without a terminal, a plain line now and then."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from forethought.tracking.columns import Row
+from forethought.tracking.run_directory import RunDirectory
+
+LIVE_PERIOD_S = 0.25
+"""Seconds between two drawings of the live line."""
+PLAIN_PERIOD_S = 10.0
+"""Seconds between two plain lines."""
+SPEED_WINDOW_S = 60.0
+"""Seconds over which the speed is averaged: the seed phase is fast and says little about later."""
+
+
+class ConsoleSink:
+    """Progress, ETA, speed, last return, last evaluation; drawn by the caller, at most at 4 Hz."""
+
+    def __init__(
+        self,
+        steps: int,
+        console: Console | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._steps = steps
+        self._console = console or Console(stderr=True)
+        self._now = now
+        self._period = LIVE_PERIOD_S if self._console.is_terminal else PLAIN_PERIOD_S
+        self._live: Live | None = None
+        self._next = 0.0
+        self._name = ""
+        self._agent_steps = 0
+        self._phase = ""
+        self._last_return: float | None = None
+        self._last_evaluation: float | None = None
+        self._marks: deque[tuple[float, int]] = deque()
+        """(seconds, agent steps) at recent drawings."""
+
+    def start(self, run: RunDirectory) -> None:
+        about = run.run_json
+        self._name = f"{about['agent']} {about['task']}"
+        self._next = self._now() + self._period
+        if self._console.is_terminal:
+            # No thread of its own: it would compete with training for the interpreter.
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+
+    def train(self, row: Row) -> None:
+        self._agent_steps = _count(row)
+
+    def episode(self, row: Row) -> None:
+        self._last_return = _number(row.get("return"))
+
+    def evaluation(self, row: Row) -> None:
+        self._last_evaluation = _number(row.get("return_mean"))
+
+    def progress(self, agent_steps: int, phase: str) -> None:
+        """Called at every step; draws only when the period has passed."""
+        self._agent_steps = agent_steps
+        self._phase = phase
+        if self._now() >= self._next:
+            self._draw()
+
+    def close(self) -> None:
+        self._draw()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _draw(self) -> None:
+        now = self._now()
+        self._next = now + self._period
+        self._marks.append((now, self._agent_steps))
+        while len(self._marks) > 2 and now - self._marks[0][0] > SPEED_WINDOW_S:
+            self._marks.popleft()
+        if self._live is None:
+            self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
+            return
+        bar = ProgressBar(total=max(self._steps, 1), completed=self._agent_steps, width=24)
+        table = Table.grid(padding=(0, 1))
+        table.add_row(bar, Text(self._line(), no_wrap=True, overflow="ellipsis"))
+        self._live.update(table, refresh=True)
+
+    def _line(self) -> str:
+        """The status in words, the same for both kinds of screen."""
+        share = min(1.0, self._agent_steps / max(self._steps, 1))
+        parts = [f"{share:4.0%}", self._name, f"{self._agent_steps:,}/{self._steps:,} agent steps"]
+        speed = self._speed()
+        if speed > 0:
+            left = max(0, self._steps - self._agent_steps) / speed
+            parts += [f"{speed:.1f}/s", f"ETA {_duration(left)}"]
+        if self._last_return is not None:
+            parts.append(f"return {self._last_return:.1f}")
+        if self._last_evaluation is not None:
+            parts.append(f"eval {self._last_evaluation:.1f}")
+        if self._phase:
+            parts.append(self._phase)
+        return " · ".join(parts)
+
+    def _speed(self) -> float:
+        """Agent steps per second over the recent past; 0 while nothing can be said."""
+        (first, before), (last, after) = self._marks[0], self._marks[-1]
+        return (after - before) / (last - first) if last > first else 0.0
+
+
+def _count(row: Row) -> int:
+    value = row["agent_steps"]
+    assert isinstance(value, int)
+    return value
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _duration(seconds: float) -> str:
+    """For example 2:05:09."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

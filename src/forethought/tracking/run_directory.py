@@ -1,0 +1,212 @@
+"""The run directory: everything that a run leaves behind, and the only thing others read of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forethought.config import ForethoughtError
+from forethought.files import FileError, read_json, versions, write_json, write_text_atomic
+from forethought.tracking.lock import Lock
+
+SCHEMA = 1
+"""Version of run.json's layout."""
+STATUSES = ("running", "done", "interrupted", "diverged", "failed")
+log = logging.getLogger("forethought")
+
+
+class RunDirectory:
+    """Paths, description, configuration, events and lock of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.replay = path / "replay"
+        self.snapshots = path / "snapshots"
+        self.videos = path / "videos"
+        self.train_csv = path / "train.csv"
+        self.episodes_csv = path / "episodes.csv"
+        self.eval_csv = path / "eval.csv"
+        self.events_file = path / "events.jsonl"
+        self._run_file = path / "run.json"
+        self._config_file = path / "config.yaml"
+        self._events_failed = False
+
+    @classmethod
+    def create(
+        cls, out: Path | None, config: Mapping[str, Any], agent: str, task: str, seed: int
+    ) -> RunDirectory:
+        """A new run in `out`, or in runs/<task>/<agent>/<seed>-<time>; never over an old one."""
+        path = _make(out) if out is not None else _make_default(agent, task, seed)
+        run = cls(path)
+        try:
+            for folder in (run.checkpoints, run.replay, run.snapshots, run.videos):
+                folder.mkdir()
+        except OSError as error:
+            raise _not_created(path, error) from error
+        write_text_atomic(run._config_file, yaml.safe_dump(dict(config), sort_keys=False))
+        now = utc_now()
+        write_json(  # last: a directory with run.json is a run
+            run._run_file,
+            {
+                "schema": SCHEMA,
+                "id": uuid.uuid4().hex,
+                "status": "running",
+                "agent": agent,
+                "task": task,
+                "seed": seed,
+                "versions": versions(),
+                "git_commit": git_commit(),
+                "created_utc": now,
+                "updated_utc": now,
+                "tags": [],
+                "best": None,
+            },
+        )
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run; one sentence if it is none, or not readable."""
+        run = cls(path)
+        if not path.is_dir():
+            raise FileError(f"There is no run directory {path}.")
+        if not run._run_file.exists():
+            raise FileError(f"{path} is not a run directory: it has no run.json.")
+        run._read()
+        run.config()
+        return run
+
+    @property
+    def run_json(self) -> dict[str, Any]:
+        """The run's description as it stands on the disk."""
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        data = read_json(self._run_file)
+        needed = ("status", "agent", "task", "seed", "tags")
+        if not isinstance(data, dict) or any(key not in data for key in needed):
+            raise FileError(f"{self.path} is not a run directory: run.json describes no run.")
+        if data.get("schema", 0) > SCHEMA:
+            raise FileError(
+                f"{self._run_file} has schema {data['schema']}, but this version reads up to "
+                f"{SCHEMA}: update forethought to read it."
+            )
+        return data
+
+    def update(self, **fields: Any) -> None:
+        """Change fields of run.json, atomically."""
+        status = fields.get("status", STATUSES[0])
+        if status not in STATUSES:
+            raise ForethoughtError(f"status is {status}, but must be one of {', '.join(STATUSES)}.")
+        write_json(self._run_file, {**self._read(), **fields, "updated_utc": utc_now()})
+
+    def tag(self, name: str) -> None:
+        """Add a tag that lists and reports show, once."""
+        tags = self._read()["tags"]
+        if name not in tags:
+            self.update(tags=[*tags, name])
+
+    def config(self) -> dict[str, Any]:
+        """The whole configuration that the run was started with."""
+        try:
+            data = yaml.safe_load(self._config_file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise FileError(f"{self._config_file} could not be read ({error.strerror}).") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise FileError(f"{self._config_file} is damaged: it is not valid YAML.") from error
+        if not isinstance(data, dict):
+            raise FileError(f"{self._config_file} is damaged: it holds no configuration.")
+        return data
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Add a line to events.jsonl; a full disk is warned about once and stops nothing."""
+        line = json.dumps({"time_utc": utc_now(), "kind": kind, **fields}, default=str)
+        try:
+            with self.events_file.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            if not self._events_failed:
+                log.warning("%s could not be written (%s).", self.events_file, error.strerror)
+            self._events_failed = True
+
+    def events(self) -> list[dict[str, Any]]:
+        """All whole lines of events.jsonl."""
+        if not self.events_file.exists():
+            return []
+        events = []
+        for line in self.events_file.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):  # a line cut by a kill
+                events.append(json.loads(line))
+        return events
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the one trainer of this run; a living other one is an error, a dead one an event."""
+        with Lock(self.path / "lock").hold() as dead:
+            if dead is not None:
+                self.event("lock-taken-over", pid=dead.pid, host=dead.host)
+            yield
+
+
+def utc_now() -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def git_commit() -> str | None:
+    """The commit that is checked out in the working directory, if there is one."""
+    try:
+        asked = subprocess.run(
+            ["git", "rev-parse", "--verify", "--quiet", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip() or None
+
+
+def _make(out: Path) -> Path:
+    advice = "choose another --out, or continue it with 'forethought resume'."
+    try:
+        if (out / "run.json").exists():
+            raise FileError(f"{out} already holds a run: {advice}")
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise FileError(f"{out} is not empty, and not a run: choose another --out.")
+    except OSError as error:
+        raise _not_created(out, error) from error
+    return out
+
+
+def _make_default(agent: str, task: str, seed: int) -> Path:
+    folder = Path("runs") / task.replace(":", "-").replace("/", "-") / agent
+    name = f"{seed}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 1000):  # two runs may begin in the same second
+            path = folder / (name if number == 1 else f"{name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                return path
+    except OSError as error:
+        raise _not_created(folder / name, error) from error
+    raise FileError(f"{folder / name} could not be created: choose another place with --out.")
+
+
+def _not_created(path: Path, error: OSError) -> FileError:
+    return FileError(
+        f"{path} could not be created ({error.strerror}): choose another place with --out."
+    )

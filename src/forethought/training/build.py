@@ -1,0 +1,101 @@
+"""Building what a run needs from its configuration, and an agent from what a run has saved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forethought.agents import registry
+from forethought.agents.base import Agent
+from forethought.config import EnvConfig, RunConfig, TrainConfig, build_run_config
+from forethought.envs import VectorEnv, make_env, spec_of
+from forethought.seeding import Streams
+from forethought.spaces.spec import EnvSpec
+from forethought.tracking import RunDirectory
+from forethought.training.checkpoint import Checkpoints
+from forethought.training.device import resolve_device, set_threads
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run computes with; made before its directory, so that bad input leaves no trace."""
+
+    streams: Streams
+    env: VectorEnv
+    agent: Agent
+
+
+def build_parts(config: RunConfig) -> Parts:
+    """The environments and the agent of a run that trains."""
+    set_threads(config.train.threads)
+    device = resolve_device(config.device)
+    streams = Streams(config.seed)
+    env = make_env(
+        config.task,
+        config.env.num_envs,
+        workers=config.env.workers,
+        action_repeat=config.env.action_repeat,
+        max_episode_steps=config.env.max_episode_steps,
+    )
+    try:
+        agent = registry.agent_class(config.agent_name)(
+            env.spec_for_agent,
+            config.agent,
+            config.replay,
+            streams=streams,
+            device=device,
+            num_envs=config.env.num_envs,
+        )
+    except BaseException:
+        env.close()  # worker processes must not outlive a refusal
+        raise
+    return Parts(streams, env, agent)
+
+
+def read_config(run: RunDirectory) -> RunConfig:
+    """The configuration of a run, from its config.yaml."""
+    data = run.config()
+    name, task = str(data.get("agent_name")), str(data.get("task"))
+    return build_run_config(name, task, registry.config_class(name), [data])
+
+
+def load_agent(
+    path: str | Path,
+    *,
+    checkpoint: str = "latest",
+    for_acting: bool = True,
+    device: str = "auto",
+) -> Agent:
+    """The agent of a run, from its `latest` or `best` checkpoint or from that of a step.
+
+    For acting it has neither replay nor optimisers; else it can be trained on.
+    """
+    run = RunDirectory.open(Path(path))
+    config = read_config(run)
+    folder, _ = Checkpoints(run).find(checkpoint)
+    agent = registry.agent_class(config.agent_name)(
+        task_spec(config.task, config.env),
+        config.agent,
+        config.replay,
+        streams=Streams(config.seed),
+        device=resolve_device(device),
+        num_envs=config.env.num_envs,
+        for_acting=for_acting,
+    )
+    agent.load(folder, run.replay)
+    return agent
+
+
+def task_spec(task: str, env: EnvConfig) -> EnvSpec:
+    """The task as its training environments show it to an agent."""
+    return spec_of(
+        task, action_repeat=env.action_repeat, max_episode_steps=env.max_episode_steps
+    )
+
+
+def seed_phase(config: TrainConfig, spec: EnvSpec) -> tuple[int, int]:
+    """agent_steps of random play, and the updates that follow it in one burst."""
+    steps = config.seed_agent_steps
+    if steps is None:
+        steps = max(1000, 5 * (spec.max_episode_steps or 0))
+    return steps, steps if config.seed_updates is None else config.seed_updates

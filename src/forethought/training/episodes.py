@@ -1,0 +1,162 @@
+"""The one episode runner: every evaluation, random play included, steps environments here.
+
+An episode is a function of its seed and of the policy's noise, and the runner draws neither: the
+caller passes the seeds and a policy that owns its stream. So how often, or beside what, episodes
+are played never changes training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from forethought.config import ForethoughtError
+from forethought.envs import EnvError, VectorEnv
+from forethought.spaces import nested
+
+
+class EvaluationError(ForethoughtError):
+    """No episode of an evaluation could be played."""
+
+
+class EvaluationInterrupted(Exception):
+    """The caller's stop flag was set while episodes were being played."""
+
+
+class Policy(Protocol):
+    """Whoever chooses the actions; the runner owns the state it passes along."""
+
+    def start(self, num_envs: int) -> Any:
+        """A fresh acting state for this many environments."""
+        ...
+
+    def act(
+        self, obs: Any, state: Any, first: np.ndarray, infos: Sequence[dict[str, Any]]
+    ) -> tuple[Any, Any]:
+        """Batched actions and the next state."""
+        ...
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished episode."""
+
+    seed: int
+    total: float
+    """Undiscounted sum of raw rewards."""
+    length: int
+    """agent_steps."""
+    terminated: bool
+    truncated: bool
+    success: float | None
+    """info["success"] of the last step, or None where the environment reports none."""
+
+
+@dataclass
+class _Open:
+    """An episode being played."""
+
+    number: int
+    seed: int
+    obs: Any
+    info: dict[str, Any]
+    first: bool = True
+    total: float = 0.0
+    length: int = 0
+
+
+@dataclass(frozen=True)
+class Played:
+    """What the runner hands back: episodes in the order of their seeds, and the failures."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def run_episodes(
+    policy: Policy,
+    env: VectorEnv,
+    seeds: Sequence[int],
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    on_step: Callable[[], None] = lambda: None,
+) -> Played:
+    """Plays one episode per seed; environment i plays the seeds i, i + N, i + 2N, ...
+
+    Strategy: an episode whose environment raises an EnvError counts as failed, the others go on;
+    when all of them fail, EvaluationError. Any other exception is a programming error and passes.
+    A limit of steps belongs to the environment (it truncates), not to the runner.
+    """
+    n = env.num_envs
+    state = policy.start(n)
+    waiting = [list(range(i, len(seeds), n)) for i in range(n)]
+    done: dict[int, Episode] = {}
+    failures: list[str] = []
+    filler = env.spec_for_agent.zero_observation()
+    running: list[_Open | None] = [None] * n
+
+    while True:
+        for i in range(n):
+            while running[i] is None and waiting[i]:
+                number = waiting[i].pop(0)
+                try:
+                    obs, info = env.reset_one(i, seeds[number])
+                    running[i] = _Open(number, seeds[number], obs, info)
+                except EnvError as error:
+                    failures.append(str(error))
+        if not any(running):
+            break
+        # Idle environments get a filler row: the batch keeps its size, their actions go nowhere.
+        obs = nested.stack([filler if e is None else e.obs for e in running])
+        first = np.array([e is None or e.first for e in running])
+        infos = [{} if e is None else e.info for e in running]
+        actions, state = policy.act(obs, state, first, infos)
+        for i, episode in enumerate(running):
+            if episode is None:
+                continue
+            try:
+                ended = _advance(env, i, nested.index(actions, i), episode)
+            except EnvError as error:
+                failures.append(str(error))
+                running[i] = None
+                continue
+            if ended is not None:
+                done[episode.number] = ended
+                running[i] = None
+        on_step()
+        if stop():
+            raise EvaluationInterrupted
+    if failures and not done:
+        raise EvaluationError(
+            f"All {len(failures)} evaluation episodes failed; the first said: {failures[0]}"
+        )
+    return Played([done[number] for number in sorted(done)], failures)
+
+
+def _advance(env: VectorEnv, i: int, action: Any, episode: _Open) -> Episode | None:
+    """One step of environment i; returns the episode when that step ended it."""
+    obs, reward, terminated, truncated, info = env.step_one(i, action)
+    episode.obs, episode.info, episode.first = obs, info, False
+    episode.total += float(reward)
+    episode.length += 1
+    if not (terminated or truncated):
+        return None
+    return Episode(
+        seed=episode.seed,
+        total=episode.total,
+        length=episode.length,
+        terminated=bool(terminated),
+        truncated=bool(truncated),
+        success=success_of(info),
+    )
+
+
+def success_of(info: dict[str, Any]) -> float | None:
+    """The environment's own verdict (`success`, or gymnasium-robotics' `is_success`), if any."""
+    for key in ("success", "is_success"):
+        if key in info:
+            return float(info[key])
+    return None

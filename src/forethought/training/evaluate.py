@@ -1,0 +1,250 @@
+"""Evaluation: episodes of an agent, or of random play, in environments and streams of their own.
+
+The seeds of evaluation k come from the streams ("eval", k, episode) and the agent's noise from
+("eval-planner", k), never from a training stream. Evaluation 0 is random play, the yardstick that
+stands beside every result; the agent's evaluations count from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forethought import config as conf
+from forethought.agents.base import Agent
+from forethought.config import EnvConfig
+from forethought.envs import VectorEnv, make_env
+from forethought.seeding import Streams
+from forethought.spaces import EnvSpec, random_action
+from forethought.tracking import RunDirectory
+from forethought.training.build import load_agent, read_config
+from forethought.training.episodes import Played, Policy, run_episodes
+
+PARALLEL_ENVS = 10  # environments that an evaluation steps together at most
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """The episodes of one evaluation, in the order of their seeds."""
+
+    task: str
+    policy: str
+    """The agent's name, or `random`."""
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    """agent_steps."""
+    seeds: tuple[int, ...]
+    terminated: tuple[bool, ...]
+    truncated: tuple[bool, ...]
+    success: tuple[float | None, ...]
+    failures: tuple[str, ...]
+    """One sentence per episode that could not be played to its end."""
+
+    @classmethod
+    def of(cls, played: Played, task: str, policy: str) -> EvalResult:
+        """Collects what the episode runner played."""
+        episodes = played.episodes
+        return cls(
+            task=task,
+            policy=policy,
+            returns=tuple(e.total for e in episodes),
+            lengths=tuple(e.length for e in episodes),
+            seeds=tuple(e.seed for e in episodes),
+            terminated=tuple(e.terminated for e in episodes),
+            truncated=tuple(e.truncated for e in episodes),
+            success=tuple(e.success for e in episodes),
+            failures=tuple(played.failures),
+        )
+
+    @property
+    def n_failed(self) -> int:
+        """Episodes that could not be played."""
+        return len(self.failures)
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation of the returns."""
+        return float(np.std(self.returns))
+
+    @property
+    def median(self) -> float:
+        """Median return."""
+        return float(np.median(self.returns))
+
+    @property
+    def iqm(self) -> float:
+        """Interquartile mean: the mean without the lowest and the highest quarter (rounded down)."""
+        cut = len(self.returns) // 4
+        return float(np.mean(sorted(self.returns)[cut : len(self.returns) - cut]))
+
+    @property
+    def success_mean(self) -> float | None:
+        """Share of successes among the episodes that report one."""
+        known = [s for s in self.success if s is not None]
+        return float(np.mean(known)) if known else None
+
+    def statistics(self) -> dict[str, float | int | None]:
+        """The summary columns of eval.csv."""
+        return {
+            "episodes": len(self.returns),
+            "n_failed": self.n_failed,
+            "return_mean": self.mean,
+            "return_std": self.std,
+            "return_median": self.median,
+            "return_iqm": self.iqm,
+            "return_min": min(self.returns),
+            "return_max": max(self.returns),
+            "length_mean": float(np.mean(self.lengths)),
+            "success_mean": self.success_mean,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, JSON-able: the statistics, then the episodes."""
+        return {"task": self.task, "policy": self.policy, **self.statistics(), **asdict(self)}
+
+    def row(self) -> dict[str, Any]:
+        """The columns of eval.csv, but for the counters."""
+        statistics = self.statistics()
+        return {
+            "eval_episodes": statistics.pop("episodes"),
+            **statistics,
+            "returns": self.returns,
+            "lengths": self.lengths,
+            "seeds": self.seeds,
+            "truncated": self.truncated,
+        }
+
+
+@dataclass(frozen=True)
+class AgentPolicy:
+    """An agent without exploration, drawing from the stream ("eval-planner", index)."""
+
+    agent: Agent
+    streams: Streams
+    index: int
+
+    @property
+    def name(self) -> str:
+        return self.agent.name
+
+    def start(self, num_envs: int) -> Any:
+        return self.agent.new_state(num_envs, self.streams, "eval-planner", self.index)
+
+    def act(
+        self, obs: Any, state: Any, first: NDArray[np.bool_], infos: Sequence[dict[str, Any]]
+    ) -> tuple[Any, Any]:
+        return self.agent.act_batch(obs, state, first, infos, explore=False)
+
+
+@dataclass(frozen=True)
+class RandomPolicy:
+    """Uniform legal actions, drawing from the stream ("eval-planner", index)."""
+
+    spec: EnvSpec
+    streams: Streams
+    index: int = 0
+    name: str = "random"
+
+    def start(self, num_envs: int) -> np.random.Generator:
+        return self.streams.numpy("eval-planner", self.index)
+
+    def act(
+        self,
+        obs: Any,
+        state: np.random.Generator,
+        first: NDArray[np.bool_],
+        infos: Sequence[dict[str, Any]],
+    ) -> tuple[Any, np.random.Generator]:
+        return random_action(self.spec, state, len(first)), state
+
+
+class Evaluator:
+    """The evaluation environments of one task, made when first needed and kept until `close`."""
+
+    def __init__(self, task: str, config: EnvConfig, streams: Streams, episodes: int) -> None:
+        self.task = task
+        self.config = config
+        self.streams = streams
+        self.episodes = episodes
+        self._env: VectorEnv | None = None
+
+    @property
+    def env(self) -> VectorEnv:
+        """In process, whatever training uses: an evaluation steps them one by one."""
+        if self._env is None:
+            limit = self.config.eval_max_episode_steps or self.config.max_episode_steps
+            self._env = make_env(
+                self.task,
+                min(self.episodes, PARALLEL_ENVS),
+                action_repeat=self.config.action_repeat,
+                max_episode_steps=limit,
+            )
+        return self._env
+
+    def agent(self, agent: Agent, index: int, **polls: Callable[..., Any]) -> EvalResult:
+        """Evaluation `index` of an agent; `polls` are those of the episode runner."""
+        return self._play(AgentPolicy(agent, self.streams, index), agent.name, index, **polls)
+
+    def random(self, **polls: Callable[..., Any]) -> EvalResult:
+        """Random play: evaluation 0."""
+        policy = RandomPolicy(self.env.spec_for_agent, self.streams)
+        return self._play(policy, "random", 0, **polls)
+
+    def _play(
+        self, policy: Policy, name: str, index: int, **polls: Callable[..., Any]
+    ) -> EvalResult:
+        seeds = [self.streams.seed("eval", index, episode) for episode in range(self.episodes)]
+        return EvalResult.of(run_episodes(policy, self.env, seeds, **polls), self.task, name)
+
+    def close(self) -> None:
+        """Ends the environments."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+def evaluate_target(
+    target: str,
+    *,
+    policy: str | None = None,
+    episodes: int = 10,
+    checkpoint: str = "latest",
+    seed: int | None = None,
+    device: str = "auto",
+) -> EvalResult:
+    """Plays episodes of a run's agent, or of random play in a task or in a run's environments.
+
+    The episodes are those of evaluation 0, so an agent and random play meet the same starts.
+    """
+    if Path(target).is_dir():
+        run = RunDirectory.open(Path(target))
+        config = read_config(run)
+        task, env, seed = config.task, config.env, config.seed if seed is None else seed
+        names = (config.agent_name, "random")
+    elif ":" in target:
+        task, env, seed, names = target, EnvConfig(), 1 if seed is None else seed, ("random",)
+    else:
+        raise conf.ConfigError(
+            f"There is no run directory {target}, and a task is written like gym:Pendulum-v1."
+        )
+    policy = names[0] if policy is None else policy
+    if policy not in names:
+        raise conf.unknown("policy", policy, names, f"Here there is: {', '.join(names)}.")
+    evaluator = Evaluator(task, env, Streams(seed), episodes)
+    try:
+        if policy == "random":
+            return evaluator.random()
+        agent = load_agent(target, checkpoint=checkpoint, device=device)
+        return evaluator.agent(agent, 0)
+    finally:
+        evaluator.close()

@@ -1,0 +1,120 @@
+"""Failure gates: the same rules for every agent, so that no run fails silently.
+
+- An update with a non-finite loss, Q or gradient is skipped by the agent and counted here; the
+  101st in a row halts the run. One bad batch is survivable; a hundred in a row are not, and going
+  on would only burn time.
+- A gradient norm over 1000 warns, at most once per 1000 updates.
+- Three evaluations in a row below best - 0.5 (best - random) tag the run `needs-inspection`. The
+  random score anchors the rule: half of the best would be wrong for negative scores (at a best of
+  -4 in Pong, -5 is no collapse).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MAX_NONFINITE_IN_A_ROW = 100  # updates
+GRADIENT_NORM_LIMIT = 1000.0
+WARNING_PERIOD = 1000  # updates between two warnings of one kind
+EVALUATIONS_TO_TAG = 3
+NEEDS_INSPECTION = "needs-inspection"
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What a gate saw; the loop writes it to events.jsonl and to the screen."""
+
+    kind: str
+    """`nonfinite_update`, `gradient_norm`, `evaluation_drop` or `diverged`."""
+    message: str
+    """One sentence for a person."""
+    halt: bool = False
+    """The run must stop now."""
+    tag: str | None = None
+    """A tag for run.json."""
+
+
+@dataclass
+class Gates:
+    """The counters of all gates of one run; saved with each checkpoint."""
+
+    nonfinite_in_a_row: int = 0
+    nonfinite_total: int = 0
+    norm_alarms: int = 0
+    last_nonfinite_warning: int = -WARNING_PERIOD
+    last_norm_warning: int = -WARNING_PERIOD
+    random_score: float | None = None
+    best_score: float | None = None
+    low_evaluations: int = 0
+
+    def after_update(self, metrics: Mapping[str, float], updates: int) -> list[Alarm]:
+        """Judges the metrics of one update; `updates` is the count that includes it."""
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if metrics.get("nonfinite", 0.0) > 0.0 or bad:
+            return self._nonfinite(bad, updates)
+        self.nonfinite_in_a_row = 0
+        return self._norms(metrics, updates)
+
+    def after_evaluation(self, score: float) -> list[Alarm]:
+        """Judges the mean return of one evaluation; the best is updated after the judgement."""
+        best, random = self.best_score, self.random_score
+        self.best_score = score if best is None else max(best, score)
+        if best is None or random is None or score >= best - 0.5 * (best - random):
+            self.low_evaluations = 0
+            return []
+        self.low_evaluations += 1
+        if self.low_evaluations != EVALUATIONS_TO_TAG:  # tagged once per drop, not at each after it
+            return []
+        message = (
+            f"{EVALUATIONS_TO_TAG} evaluations in a row fell more than half-way from the best "
+            f"({best:g}) to random play ({random:g}); the run is tagged {NEEDS_INSPECTION}."
+        )
+        return [Alarm("evaluation_drop", message, tag=NEEDS_INSPECTION)]
+
+    def state(self) -> dict[str, Any]:
+        """Every counter, for a checkpoint."""
+        return asdict(self)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes the counters of a checkpoint."""
+        for name in asdict(self):
+            setattr(self, name, state[name])
+
+    def _nonfinite(self, bad: list[str], updates: int) -> list[Alarm]:
+        self.nonfinite_in_a_row += 1
+        self.nonfinite_total += 1
+        where = f" in {', '.join(bad)}" if bad else ""
+        if self.nonfinite_in_a_row > MAX_NONFINITE_IN_A_ROW:
+            message = (
+                f"Training diverged: {self.nonfinite_in_a_row} updates in a row were not "
+                f"finite{where}, the last at update {updates}."
+            )
+            return [Alarm("diverged", message, halt=True)]
+        if updates - self.last_nonfinite_warning < WARNING_PERIOD:
+            return []
+        self.last_nonfinite_warning = updates
+        message = (
+            f"Update {updates} was skipped: it was not finite{where} "
+            f"({self.nonfinite_total} so far in this run)."
+        )
+        return [Alarm("nonfinite_update", message)]
+
+    def _norms(self, metrics: Mapping[str, float], updates: int) -> list[Alarm]:
+        norms = {name: value for name, value in metrics.items() if "grad_norm" in name}
+        if not norms:
+            return []
+        name = max(norms, key=lambda key: norms[key])
+        if norms[name] <= GRADIENT_NORM_LIMIT:
+            return []
+        self.norm_alarms += 1
+        if updates - self.last_norm_warning < WARNING_PERIOD:
+            return []
+        self.last_norm_warning = updates
+        message = (
+            f"{name} is {norms[name]:.4g} at update {updates}, over {GRADIENT_NORM_LIMIT:g} "
+            f"({self.norm_alarms} such updates so far)."
+        )
+        return [Alarm("gradient_norm", message)]

@@ -1,0 +1,86 @@
+"""Failure gates: what is survived, what warns, what halts, what tags (dqn.md, findings 2.8 and 3)."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from forethought.training.gates import NEEDS_INSPECTION, Gates
+
+
+def nan_updates(gates: Gates, count: int, start: int = 0) -> list[str]:
+    return [
+        alarm.kind
+        for update in range(start + 1, start + count + 1)
+        for alarm in gates.after_update({"loss": math.nan}, update)
+    ]
+
+
+def test_a_hundred_nonfinite_updates_are_survived_and_the_next_halts():
+    gates = Gates()
+    assert nan_updates(gates, 100) == ["nonfinite_update"]  # warned once, not a hundred times
+    [alarm] = gates.after_update({"nonfinite": 1.0}, 101)
+    assert alarm.halt and alarm.kind == "diverged"
+    assert "101 updates in a row" in alarm.message
+
+
+def test_one_finite_update_starts_the_count_again():
+    gates = Gates()
+    nan_updates(gates, 100)
+    assert gates.after_update({"loss": 1.0}, 101) == []
+    assert "diverged" not in nan_updates(gates, 100, start=101)
+    assert gates.nonfinite_total == 200
+
+
+def test_the_skip_flag_of_the_agent_counts_like_a_nan():
+    gates = Gates()
+    gates.after_update({"nonfinite": 1.0}, 1)
+    gates.after_update({"nonfinite": 0.0, "loss": 2.0}, 2)
+    assert (gates.nonfinite_total, gates.nonfinite_in_a_row) == (1, 0)
+
+
+def test_an_infinite_loss_is_named():
+    [alarm] = Gates().after_update({"value_loss": math.inf, "q_mean": 1.0}, 7)
+    assert "Update 7" in alarm.message and "value_loss" in alarm.message
+
+
+def test_gradient_norms_over_1000_warn_once_per_1000_updates():
+    gates = Gates()
+    assert gates.after_update({"grad_norm": 1000.0}, 1) == []
+    assert [a.kind for a in gates.after_update({"grad_norm": 1001.0}, 2)] == ["gradient_norm"]
+    assert all(gates.after_update({"grad_norm": 1001.0}, u) == [] for u in range(3, 1002))
+    [alarm] = gates.after_update({"grad_norm_policy": 1001.0}, 1002)
+    assert "grad_norm_policy" in alarm.message and "1001" in alarm.message
+    assert gates.norm_alarms == 1001
+
+
+def tags(random: float, scores: list[float]) -> list[str | None]:
+    gates = Gates(random_score=random)
+    return [alarm.tag for score in scores for alarm in gates.after_evaluation(score)]
+
+
+def test_three_low_evaluations_in_a_row_tag_the_run():
+    assert tags(0.0, [10, 4, 4]) == []
+    assert tags(0.0, [10, 4, 4, 4]) == [NEEDS_INSPECTION]
+    assert tags(0.0, [10, 4, 4, 4, 4, 4]) == [NEEDS_INSPECTION]  # one drop, one tag
+    assert tags(0.0, [10, 4, 4, 6, 4, 4]) == []  # not in a row
+    assert tags(0.0, [10, 5, 5, 5]) == []  # exactly half-way is not below
+
+
+def test_a_negative_best_is_measured_against_random_play():
+    """Pong: half of the best would call -5 a collapse from -4."""
+    assert tags(-21.0, [-4, -5, -5, -5]) == []
+    assert tags(-21.0, [-4, -13, -13, -13]) == [NEEDS_INSPECTION]  # limit: -4 - 8.5 = -12.5
+
+
+def test_the_gates_go_on_from_their_saved_state():
+    gates = Gates(random_score=0.0)
+    nan_updates(gates, 60)
+    gates.after_evaluation(10.0)
+    gates.after_evaluation(4.0)
+    again = Gates()
+    again.restore(json.loads(json.dumps(gates.state())))
+    assert again == gates
+    assert "diverged" not in nan_updates(again, 40, start=60)
+    assert nan_updates(again, 1, start=100) == ["diverged"]
+    assert [a.kind for s in (4.0, 4.0) for a in again.after_evaluation(s)] == ["evaluation_drop"]
