@@ -72,15 +72,15 @@ def test_steps_of_many_environments_past_the_seed_phase_earn_their_own_updates()
 
 
 def test_a_fraction_of_an_update_is_never_lost():
-    """Adding 0.1 ten times in floats gives 0.9999999999999999, which would lose one update."""
-    budget = UpdateBudget(0.1, seed_agent_steps=0, seed_updates=0)
+    """0.3 in binary is a little less than 3/10: rounding it down would lose an update."""
+    budget = UpdateBudget(0.3, seed_agent_steps=0, seed_updates=0)
     done = 0
-    for agent_steps in range(1, 100_001):
+    for agent_steps in range(1, 30_001):
         budget.advance(agent_steps)
         while budget.owed:
             budget.take()
             done += 1
-        assert done == agent_steps // 10
+        assert done == agent_steps * 3 // 10
 
 
 def test_updates_owed_survive_a_resume_in_the_middle_of_the_burst():
@@ -112,6 +112,7 @@ def test_linear_reaches_its_end_exactly_and_stays():
     assert beta.value(500) == pytest.approx(0.7, abs=1e-9)
     assert beta.value(1000) == 1.0
     assert beta.value(5000) == 1.0
+    assert Linear(1.0, 0.05, duration=10).value(10) == 0.05  # 1 - 0.95 is 0.050000000000000044
     assert beta.value(-50) == 0.4  # before its time starts, for callers that subtract a delay
 
 

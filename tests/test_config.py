@@ -219,6 +219,7 @@ def test_unknown_reads_as_one_message():
         ({"env": 3}, "env is 3, but must be a group of keys."),
         ({"replay": 3}, "replay is 3, but must be a group of keys."),
         ({"device": 0}, "device is 0, but must be text."),
+        ({"agent": {"gamma": float("inf")}}, "agent.gamma is inf, but must be finite."),
     ],
 )
 def test_a_wrong_type_is_one_sentence(data, sentence):
@@ -343,11 +344,14 @@ def test_an_unknown_preset_names_the_nearest():
         presets.load("debgu")
 
 
-def test_an_exponent_without_a_point_is_a_number(tmp_path):
-    """Plain YAML 1.1 reads 3e-4 as text."""
+def test_plain_values_are_those_of_yaml_1_2(tmp_path):
+    """PyYAML alone reads 3e-4 as text and `off` as false."""
     path = tmp_path / "a.yaml"
-    path.write_text("a: 3e-4\nb: -1E3\nc: 0.5\nd: 7\ne: e4\n")
-    assert presets.load_file(path) == {"a": 3e-4, "b": -1000.0, "c": 0.5, "d": 7, "e": "e4"}
+    path.write_text("{a: 3e-4, b: -1E3, c: 0.5, d: 7, e: e4, f: off, g: true, h: False, i: 1_000}")
+    assert presets.load_file(path) == {
+        **{"a": 3e-4, "b": -1000.0, "c": 0.5, "d": 7, "e": "e4"},
+        **{"f": "off", "g": True, "h": False, "i": 1000},
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Failure gates: what is survived, what warns, what halts, what tags (dqn.md, findings 2.8 and 3)."""
+"""Failure gates: what is survived, what warns, what halts, what tags (dqn.md 2.8 and finding 3)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def nan_updates(gates: Gates, count: int, start: int = 0) -> list[str]:
 
 def test_a_hundred_nonfinite_updates_are_survived_and_the_next_halts():
     gates = Gates()
-    assert nan_updates(gates, 100) == ["nonfinite_update"]  # warned once, not a hundred times
+    assert nan_updates(gates, 100) == ["nonfinite-update"]  # warned once, not a hundred times
     [alarm] = gates.after_update({"nonfinite": 1.0}, 101)
     assert alarm.halt and alarm.kind == "diverged"
     assert "101 updates in a row" in alarm.message
@@ -47,7 +47,7 @@ def test_an_infinite_loss_is_named():
 def test_gradient_norms_over_1000_warn_once_per_1000_updates():
     gates = Gates()
     assert gates.after_update({"grad_norm": 1000.0}, 1) == []
-    assert [a.kind for a in gates.after_update({"grad_norm": 1001.0}, 2)] == ["gradient_norm"]
+    assert [a.kind for a in gates.after_update({"grad_norm": 1001.0}, 2)] == ["gradient-norm"]
     assert all(gates.after_update({"grad_norm": 1001.0}, u) == [] for u in range(3, 1002))
     [alarm] = gates.after_update({"grad_norm_policy": 1001.0}, 1002)
     assert "grad_norm_policy" in alarm.message and "1001" in alarm.message
@@ -73,6 +73,10 @@ def test_a_negative_best_is_measured_against_random_play():
     assert tags(-21.0, [-4, -13, -13, -13]) == [NEEDS_INSPECTION]  # limit: -4 - 8.5 = -12.5
 
 
+def test_a_run_below_random_play_has_nothing_to_fall_from():
+    assert tags(-100.0, [-150, -160, -170, -180, -190]) == []
+
+
 def test_the_gates_go_on_from_their_saved_state():
     gates = Gates(random_score=0.0)
     nan_updates(gates, 60)
@@ -83,4 +87,4 @@ def test_the_gates_go_on_from_their_saved_state():
     assert again == gates
     assert "diverged" not in nan_updates(again, 40, start=60)
     assert nan_updates(again, 1, start=100) == ["diverged"]
-    assert [a.kind for s in (4.0, 4.0) for a in again.after_evaluation(s)] == ["evaluation_drop"]
+    assert [a.kind for s in (4.0, 4.0) for a in again.after_evaluation(s)] == ["evaluation-drop"]

@@ -359,9 +359,7 @@ def test_the_agent_acts_on_the_very_stacks_it_later_learns_from(pad):
     observation = spaces.Dict({"pixels": pixels, "id": spaces.Box(0, 1e6, (1,), np.float32)})
     stack = {"obs/pixels": 4}
     config = TransitionReplayConfig(capacity_rows=400)
-    replay = Replay(
-        env_spec(observation), config, 2, 2, np.random.default_rng(0), CPU, stack, pad
-    )
+    replay = Replay(env_spec(observation), config, 2, 2, np.random.default_rng(0), CPU, stack, pad)
     stacker = FrameStacker(stack, pad, 2)
     rng = np.random.default_rng(1)
     acted: dict[int, np.ndarray] = {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forethought.agents.base import Agent
+    from forethought.config import ReplayConfig
     from forethought.envs import VectorEnv
     from forethought.training.evaluate import EvalResult
     from forethought.training.loop import Run
@@ -29,18 +30,30 @@ def make_env(task: str, num_envs: int = 1, seed: int = 0, **options: Any) -> Vec
     return make_env(task, num_envs, seed, **options)
 
 
-def make_agent(name: str, env: VectorEnv, *, seed: int = 1, **options: Any) -> Agent:
-    """A new agent for these environments; `options` are those of the agent, nested as in YAML."""
+def make_agent(
+    name: str,
+    env: VectorEnv,
+    *,
+    seed: int = 1,
+    device: str = "auto",
+    replay: ReplayConfig | None = None,
+    **options: Any,
+) -> Agent:
+    """A new agent for these environments; `options` are those of the agent, nested as in YAML.
+
+    >>> make_agent("tdmpc2", make_env("gym:Pendulum-v1"), horizon=5, planner={"samples": 256})
+    """
     from forethought.agents.registry import agent_class, config_class
     from forethought.config import EpisodeReplayConfig, from_dict
     from forethought.seeding import Streams
+    from forethought.training.device import resolve_device
 
     return agent_class(name)(
         env.spec_for_agent,
         from_dict(config_class(name), options, "agent"),
-        EpisodeReplayConfig(),
+        replay or EpisodeReplayConfig(),
         streams=Streams(seed),
-        device="cpu",
+        device=resolve_device(device),
         num_envs=env.num_envs,
     )
 
@@ -86,8 +99,10 @@ def evaluate(target: str | Path, **options: Any) -> EvalResult:
     return evaluate_target(str(target), **options)
 
 
-def load(run: str | Path, for_acting: bool = True, checkpoint: str = "latest") -> Agent:
+def load(
+    run: str | Path, for_acting: bool = True, *, checkpoint: str = "latest", device: str = "auto"
+) -> Agent:
     """The agent of a run; for acting only, it has neither replay nor optimisers."""
-    from forethought.training.checkpoint import load_agent
+    from forethought.training.build import load_agent
 
-    return load_agent(Path(run), for_acting=for_acting, checkpoint=checkpoint)
+    return load_agent(Path(run), checkpoint=checkpoint, for_acting=for_acting, device=device)

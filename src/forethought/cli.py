@@ -59,6 +59,8 @@ class EvaluateOptions:
     """Which checkpoint of the run: latest, best, or a number of agent steps."""
     seed: int | None = None
     """Seed of the episodes; None is the run's own, or 1 for a task."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
     json: bool = False
     """Print everything as JSON, one value per episode included."""
 
@@ -90,7 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if tokens[0] not in VERBS:
             raise conf.unknown("command", tokens[0], VERBS, "'forethought --help' shows all.")
-        return VERBS[tokens[0]].run(tokens[1:])
+        code = VERBS[tokens[0]].run(tokens[1:])
+        sys.stdout.flush()  # here, where a reader that left can still be met
+        return code
     except ForethoughtError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -154,6 +158,7 @@ def _evaluate(tokens: list[str]) -> int:
     conf.require(options.episodes >= 1, "episodes", options.episodes, "at least 1")
     ok = options.seed is None or options.seed >= 0
     conf.require(ok, "seed", options.seed, "at least 0")
+    conf.check_device("device", options.device, auto=True)
     from forethought.training.evaluate import evaluate_target
 
     result = evaluate_target(
@@ -162,6 +167,7 @@ def _evaluate(tokens: list[str]) -> int:
         episodes=options.episodes,
         checkpoint=options.checkpoint,
         seed=options.seed,
+        device=options.device,
     )
     print(json.dumps(result.to_json(), indent=1) if options.json else _summary(result))
     return 0

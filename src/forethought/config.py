@@ -7,6 +7,7 @@ that are layered and then read by `from_dict`: one check of names, types and ran
 
 import dataclasses
 import difflib
+import math
 import re
 import types
 import typing
@@ -341,6 +342,7 @@ def _read(annotation: Any, value: Any, where: str) -> Any:
     if annotation is int and type(value) is float and value.is_integer():
         return int(value)
     require(type(value) is annotation, where, repr(value), _WORDS.get(annotation, str(annotation)))
+    require(annotation is not float or math.isfinite(value), where, value, "finite")
     return value
 
 

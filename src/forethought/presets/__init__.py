@@ -17,9 +17,20 @@ FOLDER = Path(__file__).parent
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads `3e-4` as a number: YAML 1.1 asks for `3.0e-4` and else gives text."""
+    """Safe YAML with the plain values of YAML 1.2: `3e-4` is a number, and `off` is a word.
+
+    PyYAML follows 1.1, where 3e-4 is text and `compile: off` means false.
+    """
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(":bool")]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )

@@ -78,9 +78,14 @@ class Blocks:
                 )
 
     def named(self, stream: int) -> tuple[list[Block], int]:
-        """Blocks that hold the oldest rows of a stream, and the row where they end."""
+        """Blocks that hold the oldest rows of a stream, and the row where they end.
+
+        Without a folder of its own a replay names none: those it was restored from may vanish.
+        """
         blocks: list[Block] = []
         oldest = int(self.storage.oldest[stream])
+        if self.folder is None:
+            return blocks, oldest
         for number in self._complete(stream):
             if number not in self._sealed[stream]:
                 return blocks, max(oldest, number * self.block_rows)

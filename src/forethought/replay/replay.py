@@ -195,12 +195,11 @@ class Replay:
         slots += streams * storage.capacity
         age = storage.age.take(slots)  # [L, B]
         columns = {
-            leaf.path: storage.columns.gather(leaf.path, slots).to(self.device)
+            leaf.path: self._gather_stack(leaf.path, streams, starts, age[0])
+            if leaf.path in rows.stack
+            else storage.columns.gather(leaf.path, slots).to(self.device)
             for leaf in rows.leaves
-            if leaf.path not in rows.stack
         }
-        for path, frames in rows.stack.items():
-            columns[path] = self._gather_stack(path, frames, streams, starts, age[0])
         nested = unflatten(columns)
         return Batch(
             obs=nested["obs"],
@@ -212,10 +211,9 @@ class Replay:
             extras={name: columns[name] for name in rows.extras},
         )
 
-    def _gather_stack(
-        self, path: str, frames: int, streams: Ints, starts: Ints, age: Ints
-    ) -> Tensor:
+    def _gather_stack(self, path: str, streams: Ints, starts: Ints, age: Ints) -> Tensor:
         """Stacks [L, B, frames, ...]; each frame is gathered once, then seen through windows."""
+        frames = self.row_spec.stack[path]
         back, blank = sources(age, frames)  # [frames, B] both
         wanted = np.concatenate([starts - back, starts + self._offsets[1:]])  # [frames-1+L, B]
         slots = self._storage.slots(streams, wanted)
@@ -229,12 +227,17 @@ class Replay:
         """Write blocks of rows to `folder` as they fill; complete ones that it lacks, now."""
         self._blocks.seal_to(Path(folder))
 
-    def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What a checkpoint keeps: JSON that names the sealed blocks, and tensors with the rest."""
+    def state(self, whole: bool = False) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What a checkpoint keeps: JSON that names the sealed blocks, and tensors with the rest.
+
+        With `whole` it names no blocks and the tensors hold every row: larger, but in one piece.
+        """
         streams: list[dict[str, Any]] = []
         tensors: dict[str, Tensor] = {}
         for index, written in enumerate(self._storage.written):
             blocks, tail = self._blocks.named(index)
+            if whole:
+                blocks, tail = [], int(self._storage.oldest[index])
             streams.append(
                 {
                     "written": written,

@@ -53,7 +53,8 @@ def rescale(action: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDAr
     if (low == -1.0).all() and (high == 1.0).all():
         return inside
     low, high = low.astype(np.float64), high.astype(np.float64)
-    return np.clip(low + (inside + 1.0) * 0.5 * (high - low), low, high)
+    scaled: NDArray[Any] = low + (inside + 1.0) * 0.5 * (high - low)
+    return scaled.clip(low, high)
 
 
 def outside(space: gymnasium.Space[Any], action: Tree) -> bool:

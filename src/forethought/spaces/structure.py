@@ -50,6 +50,7 @@ class Structure:
         self.leaves = leaves
         self._ranges = dict(ranges)  # lowest and highest value, for leaves of integers
         self._by_path = {leaf.path: leaf for leaf in leaves}
+        self._scalars = {x.path for x in leaves if x.shape == () and x.dtype == np.int64}
 
     @classmethod
     def of(cls, space: gymnasium.Space[Any]) -> Structure:
@@ -96,7 +97,9 @@ class Structure:
             if (array < low).any() or (array > high).any():
                 bad = array[(array < low) | (array > high)].flat[0]
                 _refuse(leaf.path, place, f"holds {bad}, which lies outside its space")
-        return array.astype(leaf.dtype)  # always a copy: environments reuse their buffers
+        copy = array.astype(leaf.dtype)  # always a copy: environments reuse their buffers
+        # Gymnasium wants an element of Discrete to be a scalar, of a Box without axes an array.
+        return copy[()] if leaf.path in self._scalars else copy
 
 
 def column_leaf(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Leaf:

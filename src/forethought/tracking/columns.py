@@ -12,7 +12,7 @@ LEADING = ("agent_steps", "env_frames", "updates", "episodes", "wall_s")
 """What every CSV begins with: the clock's counters and the seconds of training so far."""
 
 TRAIN_TIMES = ("ms_per_agent_step", "env_frames_per_s", "updates_per_s", "peak_memory_mb")
-"""Measured by the tracker for each row of train.csv."""
+"""Measured by the tracker for each row of train.csv, evaluation and saving included."""
 
 TIME_COLUMNS = ("wall_s", *TRAIN_TIMES)
 """The columns that differ between two equal runs; all others are equal byte for byte."""

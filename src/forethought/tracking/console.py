@@ -68,7 +68,10 @@ class ConsoleSink:
         """Called at every step; draws only when the period has passed."""
         self._agent_steps = agent_steps
         self._phase = phase
-        if self._now() >= self._next:
+        now = self._now()
+        if not self._marks:
+            self._marks.append((now, agent_steps))  # a resumed run does not begin at 0
+        if now >= self._next:
             self._draw()
 
     def close(self) -> None:

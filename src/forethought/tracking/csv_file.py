@@ -81,7 +81,6 @@ class CsvFile:
 
     def _write(self, line: bytes) -> None:
         """Write at the known end: over the rest of an attempt that failed half-way."""
-        os.ftruncate(self._descriptor, self._bytes)
         position = self._bytes
         while line:
             written = os.pwrite(self._descriptor, line, position)
@@ -148,6 +147,11 @@ def read_rows(path: Path) -> tuple[list[dict[str, str]], str | None]:
     return [dict(zip(header, cells)) for cells in lines[1:]], note
 
 
+def plain(value: Any) -> Any:
+    """A numpy or torch value as the Python number or list that it holds."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _line(values: Sequence[object]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow([_text(value) for value in values])
@@ -156,14 +160,13 @@ def _line(values: Sequence[object]) -> str:
 
 def _text(value: object) -> str:
     """One text per value: equal runs give equal bytes."""
+    value = plain(value)
     if value is None:
         return ""
     if isinstance(value, str):
         return " ".join(value.splitlines())  # a row is one line, always
     if isinstance(value, (list, tuple)):
         return ";".join(_text(item) for item in value)
-    if hasattr(value, "item"):
-        value = value.item()  # a numpy or torch scalar
     if isinstance(value, bool):
         return str(int(value))
     # repr of a float is the shortest text that reads back as the same bits

@@ -70,14 +70,15 @@ class GuardedSink:
             self._call("progress", agent_steps, phase)
 
     def close(self) -> None:
-        """Close the sink, if it was ever started."""
+        """Close the sink, if it was ever started: a disabled one, too, may hold the terminal."""
         if self._started:
-            self._muted = False
-            self._call("close")
+            self._attempt("close")
 
     def _call(self, method: str, *arguments: object) -> None:
-        if self.disabled or self._muted:
-            return
+        if not self.disabled and not self._muted:
+            self._attempt(method, *arguments)
+
+    def _attempt(self, method: str, *arguments: object) -> None:
         try:
             if not self._started:
                 self._sink.start(self._run)
@@ -101,14 +102,18 @@ class GuardedSink:
                 method,
                 reason,
             )
-        if self.failures == 1 or self.disabled:
+        if self.failures in (1, MAX_FAILURES):
             kind = "sink-disabled" if self.disabled else "sink-failed"
             self._run.event(kind, sink=self._name, failures=self.failures, reason=reason)
 
 
 def numbers(row: Row) -> dict[str, float]:
     """The cells of a row that can be drawn as a curve."""
-    return {name: value for name, value in row.items() if isinstance(value, (int, float))}
+    return {
+        name: int(value) if isinstance(value, bool) else value
+        for name, value in row.items()
+        if isinstance(value, (int, float))
+    }
 
 
 def make_sinks(track: TrackConfig, steps: int) -> list[Sink]:

@@ -20,7 +20,7 @@ from forethought.config import ForethoughtError, nearest
 from forethought.files import FileError
 from forethought.tracking import columns
 from forethought.tracking.columns import Cell, Row
-from forethought.tracking.csv_file import CsvFile
+from forethought.tracking.csv_file import CsvFile, plain
 from forethought.tracking.run_directory import RunDirectory
 from forethought.tracking.sinks import GuardedSink, Sink
 
@@ -80,7 +80,8 @@ class Tracker:
         if clock.agent_steps == self._last_flush["agent_steps"] and self._metrics.empty:
             return
         now = {**clock.row(), "wall_s": self.wall_s}
-        row = {**self._leading(), **_times(self._last_flush, now), **self._metrics.row()}
+        times = _times(self._last_flush, now)
+        row = {**now, "wall_s": round(now["wall_s"], 3), **times, **self._metrics.row()}
         self._last_flush = now
         self._metrics.clear()
         self._write("train", row)
@@ -148,7 +149,7 @@ class Tracker:
         twice = [name for name in row if name in leading]
         if twice:
             raise ForethoughtError(f"A row brings {twice[0]}, which the tracker itself fills in.")
-        return {**leading, **row}
+        return {**leading, **{name: plain(value) for name, value in row.items()}}
 
     def _write(self, kind: str, row: Row) -> None:
         file = self._files[kind]

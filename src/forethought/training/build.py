@@ -88,9 +88,7 @@ def load_agent(
 
 def task_spec(task: str, env: EnvConfig) -> EnvSpec:
     """The task as its training environments show it to an agent."""
-    return spec_of(
-        task, action_repeat=env.action_repeat, max_episode_steps=env.max_episode_steps
-    )
+    return spec_of(task, action_repeat=env.action_repeat, max_episode_steps=env.max_episode_steps)
 
 
 def seed_phase(config: TrainConfig, spec: EnvSpec) -> tuple[int, int]:

@@ -1,7 +1,8 @@
 """Checkpoints of a run: written whole or not at all, listed, pruned, found again.
 
-    checkpoints/step-000123456/   agent.safetensors   weights, optimisers, the replay's open tail
-                                  agent.json          the agent's counters, streams, replay blocks
+    checkpoints/step-000123456/   agent.safetensors   weights, optimisers, running scales, streams
+                                  agent.json          the agent's counters; which replay blocks
+                                  replay.safetensors  the replay's open tail and sampler
                                   loop.safetensors    last observations and actions of open episodes
                                   loop.json           counters, updates owed, streams, CSV positions
                                   manifest.json       sizes and sha256 of all of them; written last
@@ -22,8 +23,10 @@ from typing import Any
 from torch import Tensor
 
 from forethought import files
+from forethought.agents.base import Agent
 from forethought.config import ConfigError
 from forethought.files import FileError
+from forethought.files import _reach as reach
 from forethought.tracking import Catalog, RunDirectory
 
 State = tuple[dict[str, Any], dict[str, Tensor]]
@@ -40,7 +43,7 @@ class Checkpoints:
         self.catalog = Catalog(run.checkpoints)
 
     def save(
-        self, agent: State, loop: State, counters: Mapping[str, int], score: float | None
+        self, agent: Agent, loop: State, counters: Mapping[str, int], score: float | None
     ) -> Path:
         """Publishes a checkpoint, then forgets what need not be kept; FileError if it cannot.
 
@@ -48,12 +51,16 @@ class Checkpoints:
         """
         step = counters["agent_steps"]
         path = self.folder / f"step-{step:09d}"
-        meta = {**counters, "eval_score": score, "replay_blocks": replay_blocks(agent[0])}
+        agent_json, agent_tensors = agent.state()
+        replay_json, replay_tensors = agent.replay.state()
+        meta = {**counters, "eval_score": score, "replay_blocks": block_hashes(replay_json)}
         with files.publish(path, meta) as folder:
-            for name, (data, tensors) in (("agent", agent), ("loop", loop)):
-                files.save_tensors(folder / f"{name}.safetensors", tensors)
-                files.write_json(folder / f"{name}.json", data)
-                files.reach(f"save-{step}-{name}")
+            files.save_tensors(folder / "agent.safetensors", agent_tensors)
+            files.save_tensors(folder / "replay.safetensors", replay_tensors)
+            reach(f"save-{step}")
+            files.write_json(folder / "agent.json", {**agent_json, "replay": replay_json})
+            files.save_tensors(folder / "loop.safetensors", loop[1])
+            files.write_json(folder / "loop.json", loop[0])
         self.catalog.add(path, counters["env_frames"], score)
         self._prune()
         return path
@@ -120,16 +127,10 @@ class Checkpoints:
             raise FileError(f"{file} is damaged: its sha256 does not fit.")
 
 
-def read(path: Path, name: str) -> State:
-    """JSON and tensors of `agent` or `loop` in a checkpoint's folder."""
-    return files.read_json(path / f"{name}.json"), files.load_tensors(path / f"{name}.safetensors")
-
-
-def replay_blocks(agent_json: Mapping[str, Any]) -> dict[str, str]:
-    """sha256 by name of the sealed replay blocks that an agent's saved state refers to."""
-    replay = agent_json.get("replay") or {}
+def block_hashes(replay_json: Mapping[str, Any]) -> dict[str, str]:
+    """sha256 by name of the sealed blocks that a replay's saved state refers to."""
     return {
         block["name"]: block["sha256"]
-        for stream in replay.get("streams", ())
+        for stream in replay_json["streams"]
         for block in stream["blocks"]
     }

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forethought.config import ForethoughtError
 from forethought.envs import EnvError, VectorEnv
-from forethought.spaces import nested
+from forethought.spaces import EnvSpec, Structure, nested, random_action
 
 
 class EvaluationError(ForethoughtError):
@@ -34,7 +35,7 @@ class Policy(Protocol):
         ...
 
     def act(
-        self, obs: Any, state: Any, first: np.ndarray, infos: Sequence[dict[str, Any]]
+        self, obs: Any, state: Any, first: NDArray[np.bool_], infos: Sequence[dict[str, Any]]
     ) -> tuple[Any, Any]:
         """Batched actions and the next state."""
         ...
@@ -95,7 +96,9 @@ def run_episodes(
     waiting = [list(range(i, len(seeds), n)) for i in range(n)]
     done: dict[int, Episode] = {}
     failures: list[str] = []
-    filler = env.spec_for_agent.zero_observation()
+    columns = env.spec_for_agent.columns
+    zeros = Structure.of(env.spec_for_agent.observation_space).zeros()
+    nothing = {c.source: np.ones(c.shape, c.dtype) for c in columns}  # ones: a mask allows all
     running: list[_Open | None] = [None] * n
 
     while True:
@@ -109,10 +112,12 @@ def run_episodes(
                     failures.append(str(error))
         if not any(running):
             break
-        # Idle environments get a filler row: the batch keeps its size, their actions go nowhere.
-        obs = nested.stack([filler if e is None else e.obs for e in running])
+        # Idle environments get a blank row: the batch keeps its size, their actions go nowhere.
+        obs = nested.stack([zeros if e is None else e.obs for e in running])
         first = np.array([e is None or e.first for e in running])
-        infos = [{} if e is None else e.info for e in running]
+        infos = [
+            nothing if e is None else {c.source: e.info[c.source] for c in columns} for e in running
+        ]
         actions, state = policy.act(obs, state, first, infos)
         for i, episode in enumerate(running):
             if episode is None:
@@ -154,9 +159,23 @@ def _advance(env: VectorEnv, i: int, action: Any, episode: _Open) -> Episode | N
     )
 
 
-def success_of(info: dict[str, Any]) -> float | None:
-    """The environment's own verdict (`success`, or gymnasium-robotics' `is_success`), if any."""
+def success_of(info: dict[str, Any], i: int | None = None) -> float | None:
+    """The environment's own verdict (`success`, or `is_success` as in gymnasium-robotics), if any.
+
+    With `i`, of environment i in batched infos, where `_success` says who gave one.
+    """
     for key in ("success", "is_success"):
-        if key in info:
+        if i is None and key in info:
             return float(info[key])
+        if i is not None and key in info and info[f"_{key}"][i]:
+            return float(info[key][i])
     return None
+
+
+def legal_random(
+    spec: EnvSpec, stream: np.random.Generator, infos: Sequence[dict[str, Any]]
+) -> Any:
+    """A random action per environment, within the `action_mask` where the task declares one."""
+    masks = [column.source for column in spec.columns if column.name == "action_mask"]
+    mask = np.stack([info[masks[0]] for info in infos]) if masks else None
+    return random_action(spec, stream, len(infos), mask)

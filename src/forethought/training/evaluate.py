@@ -20,10 +20,10 @@ from forethought.agents.base import Agent
 from forethought.config import EnvConfig
 from forethought.envs import VectorEnv, make_env
 from forethought.seeding import Streams
-from forethought.spaces import EnvSpec, random_action
+from forethought.spaces import EnvSpec
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent, read_config
-from forethought.training.episodes import Played, Policy, run_episodes
+from forethought.training.episodes import Played, Policy, legal_random, run_episodes
 
 PARALLEL_ENVS = 10  # environments that an evaluation steps together at most
 
@@ -83,7 +83,7 @@ class EvalResult:
 
     @property
     def iqm(self) -> float:
-        """Interquartile mean: the mean without the lowest and the highest quarter (rounded down)."""
+        """Interquartile mean: without the lowest and the highest quarter (rounded down)."""
         cut = len(self.returns) // 4
         return float(np.mean(sorted(self.returns)[cut : len(self.returns) - cut]))
 
@@ -133,10 +133,6 @@ class AgentPolicy:
     streams: Streams
     index: int
 
-    @property
-    def name(self) -> str:
-        return self.agent.name
-
     def start(self, num_envs: int) -> Any:
         return self.agent.new_state(num_envs, self.streams, "eval-planner", self.index)
 
@@ -153,7 +149,6 @@ class RandomPolicy:
     spec: EnvSpec
     streams: Streams
     index: int = 0
-    name: str = "random"
 
     def start(self, num_envs: int) -> np.random.Generator:
         return self.streams.numpy("eval-planner", self.index)
@@ -165,7 +160,7 @@ class RandomPolicy:
         first: NDArray[np.bool_],
         infos: Sequence[dict[str, Any]],
     ) -> tuple[Any, np.random.Generator]:
-        return random_action(self.spec, state, len(first)), state
+        return legal_random(self.spec, state, infos), state
 
 
 class Evaluator:
@@ -230,9 +225,9 @@ def evaluate_target(
         run = RunDirectory.open(Path(target))
         config = read_config(run)
         task, env, seed = config.task, config.env, config.seed if seed is None else seed
-        names = (config.agent_name, "random")
+        names = [config.agent_name, "random"]
     elif ":" in target:
-        task, env, seed, names = target, EnvConfig(), 1 if seed is None else seed, ("random",)
+        task, env, seed, names = target, EnvConfig(), 1 if seed is None else seed, ["random"]
     else:
         raise conf.ConfigError(
             f"There is no run directory {target}, and a task is written like gym:Pendulum-v1."

@@ -28,7 +28,7 @@ class Alarm:
     """What a gate saw; the loop writes it to events.jsonl and to the screen."""
 
     kind: str
-    """`nonfinite_update`, `gradient_norm`, `evaluation_drop` or `diverged`."""
+    """`nonfinite-update`, `gradient-norm`, `evaluation-drop` or `diverged`."""
     message: str
     """One sentence for a person."""
     halt: bool = False
@@ -62,7 +62,10 @@ class Gates:
         """Judges the mean return of one evaluation; the best is updated after the judgement."""
         best, random = self.best_score, self.random_score
         self.best_score = score if best is None else max(best, score)
-        if best is None or random is None or score >= best - 0.5 * (best - random):
+        # A run that never rose above random play has nothing to fall from.
+        if best is None or random is None or best <= random:
+            return []
+        if score >= best - 0.5 * (best - random):
             self.low_evaluations = 0
             return []
         self.low_evaluations += 1
@@ -72,7 +75,7 @@ class Gates:
             f"{EVALUATIONS_TO_TAG} evaluations in a row fell more than half-way from the best "
             f"({best:g}) to random play ({random:g}); the run is tagged {NEEDS_INSPECTION}."
         )
-        return [Alarm("evaluation_drop", message, tag=NEEDS_INSPECTION)]
+        return [Alarm("evaluation-drop", message, tag=NEEDS_INSPECTION)]
 
     def state(self) -> dict[str, Any]:
         """Every counter, for a checkpoint."""
@@ -100,7 +103,7 @@ class Gates:
             f"Update {updates} was skipped: it was not finite{where} "
             f"({self.nonfinite_total} so far in this run)."
         )
-        return [Alarm("nonfinite_update", message)]
+        return [Alarm("nonfinite-update", message)]
 
     def _norms(self, metrics: Mapping[str, float], updates: int) -> list[Alarm]:
         norms = {name: value for name, value in metrics.items() if "grad_norm" in name}
@@ -117,4 +120,4 @@ class Gates:
             f"{name} is {norms[name]:.4g} at update {updates}, over {GRADIENT_NORM_LIMIT:g} "
             f"({self.norm_alarms} such updates so far)."
         )
-        return [Alarm("gradient_norm", message)]
+        return [Alarm("gradient-norm", message)]

@@ -1,0 +1,190 @@
+"""The training loop, on one page: read `_train` from top to bottom.
+
+    envs -> store -> updates owed -> train.csv -> evaluation -> checkpoint -> envs ...
+
+A run stops at its last step, at a signal or at a gate; each way ends with a checkpoint, and
+`resume_run` goes on from there exactly. Strategy for errors: an exception of an environment, of an
+update or of the last checkpoint ends the run with status `failed` and reaches the caller; what may
+fail without harm is handled where it happens (sinks, checkpoints on the way, single evaluation
+episodes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from forethought import files
+from forethought.config import ConfigError, RunConfig, to_dict
+from forethought.files import FileError
+from forethought.tracking import RunDirectory, make_sinks
+from forethought.training.build import build_parts, read_config
+from forethought.training.checkpoint import Checkpoints
+from forethought.training.episodes import EvaluationInterrupted
+from forethought.training.signals import Stop
+from forethought.training.trainer import Trainer
+
+log = logging.getLogger("forethought")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is left of a run that has stopped; everything else is in its directory."""
+
+    path: Path
+    status: str
+    """done, interrupted or diverged."""
+    exit_code: int
+    """0 done, 3 diverged, 130 or 143 by signal."""
+    agent_steps: int
+    score: float | None
+    """Mean return of the last evaluation."""
+    random_score: float | None
+    """Mean return of random play in the same task."""
+
+
+def train_run(config: RunConfig, out: Path | None = None) -> Run:
+    """Trains an agent from the start, in a new run directory."""
+    sinks = make_sinks(config.track, config.steps)
+    with contextlib.ExitStack() as stack:
+        parts = build_parts(config)
+        stack.callback(parts.env.close)
+        run = RunDirectory.create(out, to_dict(config), config.agent_name, config.task, config.seed)
+        stack.enter_context(run.lock())
+        trainer = Trainer(config, run, parts, sinks)
+        return _carry_out(trainer, None)
+
+
+def resume_run(path: Path, steps: int | None = None) -> Run:
+    """Continues a run where its newest whole checkpoint left it; `steps` is the new total."""
+    run = RunDirectory.open(Path(path))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(run.lock())
+        config = read_config(run)
+        checkpoints = Checkpoints(run)
+        for note in (*files.recover(run.checkpoints), *checkpoints.catalog.sync()):
+            run.event("checkpoints-mended", note=note)
+        folder, skipped = checkpoints.newest()
+        for reason in skipped:
+            log.warning("%s", reason)
+            run.event("checkpoint-skipped", reason=reason)
+        at = int(files.read_manifest(folder).meta["agent_steps"])
+        if run.run_json["status"] == "done" and (steps or config.steps) <= at:
+            print(f"{run.path} is complete at {at} agent steps; --steps TOTAL takes it further.")
+            score = files.read_json(folder / "loop.json")["score"]
+            return Run(run.path, "done", 0, at, score, run.run_json.get("random_score"))
+        if steps is not None and steps != config.steps:
+            if steps < at:
+                raise ConfigError(f"steps is {steps}, but the run already stands at {at}.")
+            config = replace(config, steps=steps)
+            text = yaml.safe_dump(to_dict(config), sort_keys=False)
+            files.write_text_atomic(run.path / "config.yaml", text)
+        parts = build_parts(config)
+        stack.callback(parts.env.close)
+        trainer = Trainer(config, run, parts, make_sinks(config.track, config.steps))
+        return _carry_out(trainer, folder)
+
+
+def _carry_out(trainer: Trainer, checkpoint: Path | None) -> Run:
+    """Begins or restores, trains, saves, and leaves the run's status behind."""
+    run = trainer.run
+    try:
+        with Stop() as stop:
+            if checkpoint is None:
+                trainer.begin()
+            else:
+                _restore(trainer, checkpoint)
+            run.update(status="running")
+            trainer.tracker.start()
+            status = _train(trainer, stop)
+            trainer.save()  # the last one: a failure here raises
+            run.update(status=status)
+    except BaseException as error:
+        # The disk may be what failed; then the first error is the one to show.
+        with contextlib.suppress(FileError):
+            run.update(status="failed", error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        trainer.close()
+    exit_code = {"done": 0, "diverged": 3, "interrupted": stop.exit_code}[status]
+    trainer.tracker.event(status)
+    _say_farewell(trainer, status)
+    return Run(
+        run.path,
+        status,
+        exit_code,
+        trainer.clock.agent_steps,
+        trainer.score,
+        trainer.gates.random_score,
+    )
+
+
+def _restore(trainer: Trainer, checkpoint: Path) -> None:
+    lost = trainer.restore(checkpoint)
+    trainer.tracker.event("resumed", checkpoint=checkpoint.name, lost_episodes=lost)
+    for i in lost:
+        log.warning(
+            "The open episode of environment %d did not come out the same when stepped again; it "
+            "is marked truncated and a new one begins, so this run is no longer exact.",
+            i,
+        )
+
+
+def _train(trainer: Trainer, stop: Stop) -> str:
+    """Runs until the last step, a signal or a gate; returns the run's status.
+
+    Whatever is due is settled before the next step, and each piece says in the saved state that it
+    is settled only when it is. So a run that stops between any two pieces goes on with the next.
+    """
+    t, clock = trainer, trainer.clock
+    try:
+        t.play_randomly(stop)
+        while True:
+            # 1. Learn: the updates that the steps so far have earned, the burst after the seed
+            #    phase among them. None can be made before replay holds a whole slice.
+            while t.budget.owed and t.agent.replay.can_sample():
+                if stop:
+                    return "interrupted"
+                if t.update():
+                    return "diverged"
+            finished = clock.agent_steps >= t.config.steps
+
+            # 2. Report: one row of train.csv per interval.
+            if t.log_every.due(clock.agent_steps):
+                t.tracker.flush_train(clock)
+
+            # 3. Evaluate, always at the end.
+            if t.eval_every.due(clock.agent_steps) or finished:
+                t.evaluation_pending = True
+            best = t.evaluate(stop) if t.evaluation_pending else False
+
+            # 4. Save, also what is best so far; the caller saves at the end.
+            due = t.save_every.due(clock.agent_steps)
+            if finished:
+                return "done"
+            if due or (best and t.save_every.period):
+                t.try_save()
+
+            # 5. Step every environment once.
+            if stop:
+                return "interrupted"
+            t.step()
+    except EvaluationInterrupted:
+        return "interrupted"
+
+
+def _say_farewell(trainer: Trainer, status: str) -> None:
+    path, steps = trainer.run.path, trainer.clock.agent_steps
+    if status == "interrupted":
+        text = f"Stopped at {steps} agent steps. Continue with: forethought resume {path}"
+    elif status == "diverged":
+        text = f"Diverged at {steps} agent steps; see {path / 'dumps'} and {path / 'events.jsonl'}."
+    else:
+        score, random = trainer.score, trainer.gates.random_score
+        text = f"Done: mean return {score:.6g} (random play {random:.6g}) in {path}"
+    print(text, file=sys.stderr)

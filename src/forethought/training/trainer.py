@@ -1,0 +1,224 @@
+"""What one run holds while it trains, the pieces of work that the loop strings together, and the
+state of it all."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from forethought import files
+from forethought.clock import Clock, Every, UpdateBudget
+from forethought.config import RunConfig, to_dict
+from forethought.files import FileError
+from forethought.files import _reach as reach
+from forethought.tracking import RunDirectory, Sink, Tracker
+from forethought.training.build import Parts, seed_phase
+from forethought.training.checkpoint import Checkpoints, State
+from forethought.training.collect import Collector
+from forethought.training.evaluate import EvalResult, Evaluator
+from forethought.training.gates import Alarm, Gates
+from forethought.training.signals import Stop
+
+log = logging.getLogger("forethought")
+
+
+class Trainer:
+    """The parts of a run in training."""
+
+    def __init__(
+        self, config: RunConfig, run: RunDirectory, parts: Parts, sinks: Sequence[Sink]
+    ) -> None:
+        seed_agent_steps, seed_updates = seed_phase(config.train, parts.env.spec_for_agent)
+        self.config, self.run, self.parts, self.agent = config, run, parts, parts.agent
+        self.clock = Clock()
+        self.budget = UpdateBudget(
+            config.train.updates_per_agent_step, seed_agent_steps, seed_updates
+        )
+        self.tracker = Tracker(run, sinks, self.clock, self.agent.metric_names)
+        self.collector = Collector(parts, self.clock, self.tracker, seed_agent_steps)
+        self.evaluator = Evaluator(config.task, config.env, parts.streams, config.eval.episodes)
+        self.checkpoints = Checkpoints(run, config.train.keep_checkpoints)
+        self.gates = Gates()
+        self.log_every = Every(config.track.every_agent_steps)
+        self.eval_every = Every(config.eval.every_agent_steps)
+        self.save_every = Every(config.train.checkpoint_every_agent_steps)
+        self.evaluations = 0
+        """Of the agent, finished; the next one's index is one more."""
+        self.evaluation_pending = False
+        """An evaluation is due and not finished: it is done first after a resume."""
+        self.score: float | None = None
+        """Mean return of the last evaluation."""
+        self.scored_at = -1
+        """agent_steps of that evaluation."""
+        self.checkpoint_failures = 0
+        self.recent: deque[dict[str, float]] = deque(maxlen=200)
+        """Metrics of the last updates, for the dump of a run that diverges."""
+
+    def begin(self) -> None:
+        """A new run: the first episodes, and a checkpoint of the beginning, so that a kill before
+        the first interval loses nothing. What cannot be written fails here, before any work."""
+        self.agent.replay.seal_to(self.run.replay)
+        self.collector.begin()
+        if self.config.train.checkpoint_every_agent_steps:
+            self.save()
+        self.tracker.event(
+            "started",
+            replay=self.agent.replay.describe(),
+            parameters=self.agent.log_architecture(),
+        )
+
+    # ---- pieces of work ----
+
+    def update(self) -> bool:
+        """One update that is owed; True when a gate halts the run."""
+        metrics = self.agent.train(1)
+        self.budget.take()
+        self.clock.updates += 1
+        self.recent.append(metrics)
+        self.tracker.add(metrics)
+        self.tracker.tick("learning")
+        halted = self._sound(self.gates.after_update(metrics, self.clock.updates))
+        if halted:
+            self._dump()
+        reach(f"update-{self.clock.updates}")
+        return halted
+
+    def step(self) -> None:
+        """One decision in every environment, and the updates that it earns."""
+        self.collector.step()
+        self.budget.advance(self.clock.agent_steps)
+        self.tracker.tick()
+        reach(f"step-{self.clock.agent_steps}")
+
+    def evaluate(self, stop: Stop) -> bool:
+        """The pending evaluation; True when its score is the best so far."""
+        index = self.evaluations + 1
+        result = self.evaluator.agent(self.agent, index, **self._polls(stop, index))
+        self.evaluations, self.evaluation_pending = index, False
+        self.score, self.scored_at = result.mean, self.clock.agent_steps
+        best = self.gates.best_score is None or result.mean > self.gates.best_score
+        self.tracker.evaluation({"evaluation_index": index, **result.row()})
+        self._tell_failures(result)
+        self._sound(self.gates.after_evaluation(result.mean))
+        return best
+
+    def play_randomly(self, stop: Stop) -> None:
+        """The score of random play, once per run: the gates' anchor, every report's yardstick."""
+        if self.gates.random_score is None:
+            result = self.evaluator.random(**self._polls(stop, 0))
+            self._tell_failures(result)
+            self.gates.random_score = result.mean
+            self.run.update(random_score=result.mean)
+
+    def save(self) -> None:
+        """A checkpoint; FileError if it cannot be written."""
+        score = self.score if self.scored_at == self.clock.agent_steps else None
+        self.checkpoints.save(self.agent, self.state(), self.clock.row(), score)
+        self.agent.replay.prune(self.run.replay, self.checkpoints.needed_blocks())
+        best = self.checkpoints.catalog.best()
+        if best is not None:
+            self.run.update(best={"step": best.step, "eval_score": best.eval_score})
+
+    def try_save(self) -> None:
+        """A checkpoint on the way: a failure is told and counted, the next interval tries again."""
+        try:
+            self.save()
+        except (FileError, OSError) as error:
+            self.checkpoint_failures += 1
+            log.warning("The checkpoint was not saved, training goes on: %s", error)
+            self.tracker.event(
+                "checkpoint-failed", reason=str(error), failures=self.checkpoint_failures
+            )
+
+    def close(self) -> None:
+        """Ends environments and sinks."""
+        self.parts.env.close()
+        self.evaluator.close()
+        self.tracker.close()
+
+    # ---- state ----
+
+    def state(self) -> State:
+        """All that decides the future, but for the agent itself."""
+        collector, tensors = self.collector.state()
+        data = {
+            **self._own_state(),
+            **{name: part.state() for name, part in self._counting_parts().items()},
+            "tracker": self.tracker.state(),
+            "collector": collector,
+        }
+        return data, tensors
+
+    def restore(self, folder: Path) -> list[int]:
+        """Becomes the run that wrote this checkpoint; CSV rows after it are cut off.
+
+        Returns the environments whose open episode could not be stepped again.
+        """
+        data, tensors = files.read_json(folder / "loop.json"), folder / "loop.safetensors"
+        self.agent.load(folder, self.run.replay)
+        self.agent.replay.seal_to(self.run.replay)
+        for name in self._own_state():
+            setattr(self, name, data[name])
+        for name, part in self._counting_parts().items():
+            part.restore(data[name])
+        self.tracker.restore(data["tracker"])
+        return self.collector.restore(data["collector"], files.load_tensors(tensors))
+
+    def _own_state(self) -> dict[str, Any]:
+        names = ("evaluations", "evaluation_pending", "score", "scored_at", "checkpoint_failures")
+        return {name: getattr(self, name) for name in names}
+
+    def _counting_parts(self) -> dict[str, Any]:
+        names = ("clock", "budget", "gates", "log_every", "eval_every", "save_every")
+        return {name: getattr(self, name) for name in names}
+
+    # ---- saying what happens ----
+
+    def _polls(self, stop: Stop, index: int) -> dict[str, Any]:
+        """What the episode runner calls at each step of evaluation `index`."""
+        count = itertools.count(1)
+
+        def on_step() -> None:
+            self.tracker.tick("evaluating" if index else "measuring random play")
+            reach(f"evaluation-{index}-{next(count)}")
+
+        return {"stop": lambda: bool(stop), "on_step": on_step}
+
+    def _sound(self, alarms: Iterable[Alarm]) -> bool:
+        """Tells each alarm; True when one of them halts the run."""
+        halt = False
+        for alarm in alarms:
+            log.warning("%s", alarm.message)
+            self.tracker.event(alarm.kind, message=alarm.message)
+            if alarm.tag is not None:
+                self.run.tag(alarm.tag)
+            halt = halt or alarm.halt
+        return halt
+
+    def _tell_failures(self, result: EvalResult) -> None:
+        if result.failures:
+            log.warning("%d evaluation episodes failed: %s", result.n_failed, result.failures[0])
+            self.tracker.event("evaluation-episodes-failed", reasons=list(result.failures))
+
+    def _dump(self) -> None:
+        """What helps to find why a run diverged."""
+        folder = self.run.path / "dumps"
+        folder.mkdir(exist_ok=True)
+        recent = [
+            {name: value if math.isfinite(value) else repr(value) for name, value in row.items()}
+            for row in self.recent
+        ]
+        files.write_json(
+            folder / f"diverged-{self.clock.updates:09d}.json",
+            {
+                "clock": self.clock.row(),
+                "gates": self.gates.state(),
+                "recent_updates": recent,
+                "config": to_dict(self.config),
+            },
+        )

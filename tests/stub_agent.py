@@ -1,0 +1,197 @@
+"""A tiny agent that obeys the contract: a linear model of the reward, trained by Adam.
+
+It acts by a noisy linear policy, so that its actions, weights and streams all depend on each other:
+whatever a resume loses shows in the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from forethought import files
+from forethought.agents import registry
+from forethought.agents.base import Agent, Json, Metrics, Tensors
+from forethought.config import RunConfig, build_run_config
+from forethought.replay import Replay
+from forethought.seeding import Streams
+from forethought.tracking import TIME_COLUMNS, read_rows
+
+
+@dataclass(frozen=True)
+class StubConfig:
+    """Options of the stub."""
+
+    lr: float = 0.01
+    """Adam's learning rate."""
+    batch_size: int = 8
+    """Slices per update."""
+    horizon: int = 1
+    """Steps of a slice."""
+    nan_from_update: int | None = None
+    """From this update on, gradients are NaN."""
+    fail_at_update: int | None = None
+    """This update raises a RuntimeError."""
+
+
+@dataclass
+class StubState:
+    """Last action and generator of one caller."""
+
+    last: torch.Tensor
+    generator: torch.Generator
+
+
+class StubAgent(Agent):
+    """See the module."""
+
+    name: ClassVar[str] = "stub"
+    metric_names = ("loss", "grad_norm", "q_max", "nonfinite")
+
+    def __init__(self, spec, config, replay_config, *, streams, device, **options) -> None:
+        super().__init__(spec, config, replay_config, streams=streams, device=device, **options)
+        self.obs_dim, self.action_dim = spec.observation_space.shape[0], spec.action_space.shape[0]
+        size = self.obs_dim + self.action_dim
+        generator = streams.torch("init")
+        self.weight = torch.nn.Parameter(torch.randn(size, generator=generator) * 0.1)
+        self.optimiser = torch.optim.Adam([self.weight], lr=config.lr)
+        self.noise = streams.torch("update")
+        self.updates = 0
+
+    def new_state(self, num_envs: int, streams: Streams, stream: str, *index: int) -> StubState:
+        last = torch.zeros(num_envs, self.action_dim)
+        return StubState(last, streams.torch(stream, *index))
+
+    def act_batch(
+        self,
+        obs: Any,
+        state: StubState,
+        first: np.ndarray,
+        info: Sequence[dict[str, Any]],
+        explore: bool,
+    ) -> tuple[np.ndarray, StubState]:
+        x = torch.as_tensor(obs, dtype=torch.float32)
+        noise = torch.randn(state.last.shape, generator=state.generator)
+        pull = (x @ self.weight[: self.obs_dim].detach())[:, None] * self.weight[-1].detach()
+        last = torch.where(torch.as_tensor(first)[:, None], torch.zeros(()), state.last)
+        action = torch.tanh(pull + 0.5 * last + (0.3 if explore else 0.0) * noise)
+        return action.numpy().astype(np.float32), StubState(action, state.generator)
+
+    def act_with_stats(self, obs: Any, explore: bool = False) -> tuple[Any, dict[str, float]]:
+        raise NotImplementedError
+
+    def acting_state(self, state: StubState) -> tuple[Json, Tensors]:
+        return {}, {"last": state.last, "generator": state.generator.get_state()}
+
+    def restore_acting_state(self, state: StubState, json: Json, tensors: Tensors) -> StubState:
+        state.generator.set_state(tensors["generator"])
+        return StubState(tensors["last"], state.generator)
+
+    def make_replay(self) -> Replay:
+        return Replay(
+            self.spec,
+            self.replay_config,
+            self.num_envs,
+            self.config.horizon + 1,
+            self.streams.numpy("replay"),
+            self.device,
+        )
+
+    def train(self, updates: int = 1) -> Metrics:
+        metrics: Metrics = {}
+        for _ in range(updates):
+            metrics = self._update()
+        return metrics
+
+    def _update(self) -> Metrics:
+        self.updates += 1
+        if self.updates == self.config.fail_at_update:
+            raise RuntimeError("the update is broken")
+        batch = self.replay.sample(self.config.batch_size)
+        x = torch.cat([batch.obs[0], batch.action[0]], dim=-1)
+        x = x + 0.01 * torch.randn(x.shape, generator=self.noise)
+        predicted = x @ self.weight
+        loss = ((predicted - batch.reward[0]) ** 2).mean()
+        self.optimiser.zero_grad()
+        loss.backward()
+        if self.config.nan_from_update is not None and self.updates >= self.config.nan_from_update:
+            self.weight.grad.fill_(torch.nan)
+        norm = self.weight.grad.norm().item()
+        if not np.isfinite(norm):
+            return {"loss": loss.item(), "grad_norm": norm, "nonfinite": 1.0}
+        self.optimiser.step()
+        q_max = predicted.max().item()
+        return {"loss": loss.item(), "grad_norm": norm, "q_max": q_max, "nonfinite": 0.0}
+
+    def log_architecture(self) -> dict[str, int]:
+        return {"linear": self.weight.numel(), "total": self.weight.numel()}
+
+    def state(self) -> tuple[Json, Tensors]:
+        adam = self.optimiser.state.get(self.weight, {})
+        tensors = {f"adam/{name}": torch.as_tensor(value) for name, value in adam.items()}
+        tensors |= {"weight": self.weight, "noise": self.noise.get_state()}
+        return {"updates": self.updates}, tensors
+
+    def restore(self, json: Json, tensors: Tensors) -> None:
+        self.updates = json["updates"]
+        self.weight.data = tensors["weight"].clone()
+        self.noise.set_state(tensors["noise"])
+        adam = {k.removeprefix("adam/"): v for k, v in tensors.items() if k.startswith("adam/")}
+        self.optimiser = torch.optim.Adam([self.weight], lr=self.config.lr)
+        if adam:
+            self.optimiser.state[self.weight] = {k: v.clone() for k, v in adam.items()}
+
+
+def register(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes `stub` an agent for the length of a test."""
+    entry = registry.AgentEntry(
+        about="a linear model, for tests",
+        agent="tests.stub_agent:StubAgent",
+        config="tests.stub_agent:StubConfig",
+    )
+    monkeypatch.setitem(registry.AGENTS, "stub", entry)
+
+
+def stub_run(task: str = "gym:Pendulum-v1", **layers: Any) -> RunConfig:
+    """A run of the stub: 400 steps, episodes of 30, 60 of them random, an evaluation every 200."""
+    base: dict[str, Any] = {
+        "steps": 400,
+        "env": {"max_episode_steps": 30},
+        "replay": {"kind": "transitions", "capacity_rows": 2_000, "block_rows": 64},
+        "train": {
+            "seed_agent_steps": 60,
+            "seed_updates": 40,
+            "updates_per_agent_step": 0.5,
+            "checkpoint_every_agent_steps": 100,
+            "threads": 1,
+        },
+        "eval": {"every_agent_steps": 200, "episodes": 2},
+        "track": {"every_agent_steps": 50, "console": False},
+    }
+    return build_run_config("stub", task, StubConfig, [base, layers])
+
+
+def training_record(path: Path) -> dict[str, Any]:
+    """All of a run that must not depend on time: CSV rows, and the tensors and JSON at its end."""
+    record: dict[str, Any] = {}
+    for name in ("train", "episodes", "eval"):
+        rows, _ = read_rows(path / f"{name}.csv")
+        record[name] = [
+            {key: cell for key, cell in row.items() if key not in TIME_COLUMNS} for row in rows
+        ]
+    newest, _ = files.newest_verified(path / "checkpoints")
+    record["checkpoint"] = newest.name
+    record["agent"] = files.read_json(newest / "agent.json")
+    for name in ("agent", "replay", "loop"):
+        tensors = files.load_tensors(newest / f"{name}.safetensors")
+        record[f"{name} tensors"] = {
+            key: (str(value.dtype), tuple(value.shape), value.numpy().tobytes())
+            for key, value in tensors.items()
+        }
+    return record

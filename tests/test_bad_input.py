@@ -1,0 +1,153 @@
+"""Bad input through the whole house: one sentence that names the thing, before work begins."""
+
+import importlib.util
+import json
+
+import pytest
+
+from forethought.cli import main
+
+PENDULUM = "gym:Pendulum-v1"
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Every command runs in a folder where any trace of work would be seen."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def refused(capsys, empty_folder):
+    """Runs a command that must be refused and returns its sentence."""
+
+    def run(*tokens, codes=(2,)):
+        before = sorted(empty_folder.rglob("*"))
+        assert main([*tokens]) in codes
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "Traceback" not in err
+        assert err.count("\n") == 1, err
+        assert err.endswith((".\n", "?\n")), err
+        assert sorted(empty_folder.rglob("*")) == before, "a refused command left files behind"
+        return err.strip()
+
+    return run
+
+
+def train(*flags, task=PENDULUM):
+    return ["train", "tdmpc2", task, "--preset", "debug", *flags]
+
+
+@pytest.mark.parametrize(
+    ("task", "nearest"),
+    [
+        ("dmc:cartpole-swingpu", "dmc:cartpole-swingup"),
+        ("gym:Pendulm-v1", "gym:Pendulum-v1"),
+        ("minatar:brekout", "minatar:breakout"),
+        ("dcm:cartpole-swingup", "dmc:cartpole-swingup"),
+        ("Pendulum-v1", "gym:Pendulum-v1"),
+    ],
+)
+def test_an_unknown_task_names_the_nearest(refused, task, nearest):
+    commands = [train(task=task), ["evaluate", task, "--policy", "random"]]
+    for command in commands if ":" in task else commands[:1]:
+        sentence = refused(*command)
+        assert sentence.startswith(f"There is no task {task}. Did you mean {nearest}?")
+
+
+def test_a_task_unlike_any_other_says_where_to_look(refused):
+    assert "'forethought list tasks'" in refused(*train(task="zzzzqqqq"))
+
+
+def test_an_unknown_preset_agent_or_key_names_the_nearest(refused, empty_folder):
+    assert "Did you mean debug?" in refused("train", "tdmpc2", PENDULUM, "--preset", "debgu")
+    assert "Did you mean tdmpc2?" in refused("train", "tdmcp2", PENDULUM)
+    assert "Did you mean --agent.horizon?" in refused(*train("--agent.horizn", "3"))
+    (empty_folder / "mine.yaml").write_text("agent: {horizn: 3}")
+    assert "Did you mean agent.horizon?" in refused(*train("--config", "mine.yaml"))
+    (empty_folder / "mine.yaml").write_text("replay: {kind: episodes, alpha: 0.6}")
+    assert "no key replay.alpha" in refused(*train("--config", "mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("agent.gamma", "0"),
+        ("agent.gamma", "1.1"),
+        ("agent.batch_size", "0"),
+        ("agent.horizon", "0"),
+        ("agent.tau", "0"),
+        ("agent.tau", "1.5"),
+        ("agent.planner.elites", "17"),  # of 16 samples
+        ("agent.planner.elites", "0"),
+        ("replay.capacity_rows", "31"),  # below batch 8 x (horizon 3 + 1)
+        ("env.num_envs", "0"),
+        ("steps", "-1"),
+        ("steps", "0"),
+        ("seed", "-1"),
+        ("device", "gpu"),
+        ("track.wandb_project", "x"),
+    ],
+)
+def test_a_value_out_of_range_or_contradictory_names_its_key(refused, flag, value):
+    assert refused(*train(f"--{flag}", value)).startswith(f"{flag} is {value}")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:7", "mps"])
+def test_a_device_that_is_not_here_is_named(refused, monkeypatch, device):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert device in refused(*train("--device", device))
+
+
+@pytest.mark.parametrize("task", ["gym:CartPole-v1", "minatar:breakout", "gym:Blackjack-v1"])
+def test_spaces_that_the_agent_cannot_handle_are_refused(refused, task):
+    assert "tdmpc2" in refused(*train(task=task)).lower().replace("-", "")
+
+
+@pytest.mark.parametrize(
+    ("task", "module", "extra"),
+    [
+        ("dmc:cartpole-swingup", "dm_control", "dmc"),
+        ("minatar:breakout", "minatar", "minatar"),
+        ("gym:HalfCheetah-v5", "mujoco", "mujoco"),
+    ],
+)
+def test_a_missing_extra_says_what_to_install(refused, monkeypatch, task, module, extra):
+    find = importlib.util.find_spec
+    hide = lambda name, *args: None if name == module else find(name, *args)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", hide)
+    assert f"pip install 'forethought[{extra}]'" in refused(*train(task=task))
+
+
+@pytest.mark.parametrize("verb", ["resume", "evaluate"])
+def test_a_run_directory_that_is_none_is_named(refused, empty_folder, verb):
+    assert "nowhere" in refused(verb, "./nowhere", codes=(1, 2))
+
+    (empty_folder / "foreign").mkdir()
+    (empty_folder / "foreign" / "notes.txt").write_text("mine")
+    assert "foreign" in refused(verb, "foreign", codes=(1, 2))
+
+    (empty_folder / "foreign" / "run.json").write_text("{half")
+    assert "foreign" in refused(verb, "foreign", codes=(1, 2))
+
+    (empty_folder / "foreign" / "run.json").write_text(json.dumps({"some": "thing"}))
+    assert "foreign" in refused(verb, "foreign", codes=(1, 2))
+
+    (empty_folder / "file").write_text("x")
+    assert "file" in refused(verb, "file", codes=(1, 2))
+
+
+def test_a_new_run_never_goes_over_something_else(refused, empty_folder):
+    (empty_folder / "taken").mkdir()
+    (empty_folder / "taken" / "notes.txt").write_text("mine")
+    assert "taken" in refused(*train("--out", "taken"), codes=(1, 2))
+
+
+def test_an_unknown_policy_or_checkpoint_is_named(refused):
+    assert "rnadom" in refused("evaluate", PENDULUM, "--policy", "rnadom")

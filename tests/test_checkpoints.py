@@ -1,0 +1,156 @@
+"""Checkpoints: what is kept, what is listed, and what happens to damaged ones."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from forethought import files
+from forethought.config import ForethoughtError
+from forethought.files import FileError
+from forethought.tracking import RunDirectory
+from forethought.training.build import load_agent
+from forethought.training.checkpoint import Checkpoints
+from forethought.training.loop import resume_run, train_run
+from tests.stub_agent import register, stub_run, training_record
+
+
+@pytest.fixture(autouse=True)
+def _stub_agent(monkeypatch):
+    register(monkeypatch)
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """Checkpoints at 0, 100, 200 and 300 were made, the newest two and the best are there."""
+    return train_run(stub_run(steps=300), tmp_path / "run").path
+
+
+def names(run: Path) -> list[str]:
+    return [path.name for path in files.published(run / "checkpoints")]
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path, monkeypatch):
+    """The best (step 100) survives two newer ones; scores are put in the evaluation's place."""
+    from forethought.training.evaluate import EvalResult
+
+    scores = iter([-50.0, 10.0, 5.0, 4.0, 3.0])  # random play first
+    monkeypatch.setattr(EvalResult, "mean", property(lambda self: self.score), raising=True)
+    monkeypatch.setattr(EvalResult, "score", None, raising=False)
+    original = EvalResult.of.__func__
+
+    def scored(cls, *arguments):
+        result = original(cls, *arguments)
+        object.__setattr__(result, "score", next(scores))
+        return result
+
+    monkeypatch.setattr(EvalResult, "of", classmethod(scored))
+    run = train_run(stub_run(eval={"every_agent_steps": 100}), tmp_path / "run").path
+    assert names(run) == ["step-000000100", "step-000000300", "step-000000400"]
+    assert RunDirectory.open(run).run_json["best"] == {"step": 100, "eval_score": 10.0}
+    path, _ = Checkpoints(RunDirectory.open(run)).find("best")
+    assert path.name == "step-000000100"
+
+
+def test_the_catalog_lists_step_frames_path_score_time_and_hash(run):
+    """dqn.md, finding 17."""
+    entries = files.read_json(run / "checkpoints" / "catalog.json")
+    assert [entry["path"] for entry in entries] == names(run)
+    assert [(entry["step"], entry["env_frames"]) for entry in entries][-1] == (300, 300)
+    times = [datetime.fromisoformat(entry["timestamp"]) for entry in entries]
+    assert times == sorted(times) and all(time.utcoffset() is not None for time in times)
+    for entry in entries:
+        folder = run / "checkpoints" / entry["path"]
+        assert files.verify(folder).sha256 == entry["sha256"]
+    scored = {entry["step"]: entry["eval_score"] for entry in entries}
+    assert scored[300] == pytest.approx(load_eval_scores(run)[300])
+
+
+def load_eval_scores(run: Path) -> dict[int, float]:
+    return {int(r["agent_steps"]): float(r["return_mean"]) for r in training_record_rows(run)}
+
+
+def training_record_rows(run: Path) -> list[dict[str, str]]:
+    from forethought.tracking import read_rows
+
+    return read_rows(run / "eval.csv")[0]
+
+
+def test_replay_blocks_live_as_long_as_a_checkpoint_names_them(tmp_path):
+    """A ring of 128 rows in blocks of 32: what was overwritten before the oldest kept checkpoint
+    (step 300) is deleted."""
+    replay = {"capacity_rows": 128, "block_rows": 32}
+    layers = {"replay": replay, "eval": {"every_agent_steps": 0}, "train": {"keep_checkpoints": 2}}
+    run = train_run(stub_run(**layers), tmp_path / "run").path
+    there = {path.name for path in (run / "replay").iterdir()}
+    needed = Checkpoints(RunDirectory.open(run)).needed_blocks()
+    assert needed == there
+    # 310 rows (a row more per episode) at step 300, of which 182 to 309 were in the ring: block 5
+    assert min(there) == "stream00-block00000005.safetensors"
+
+
+def test_a_new_run_has_a_checkpoint_of_its_beginning(tmp_path):
+    run = train_run(stub_run(steps=50), tmp_path / "run").path
+    assert names(run) == ["step-000000000", "step-000000050"]
+
+
+@pytest.mark.parametrize("file", ["agent.safetensors", "loop.json", "replay.safetensors"])
+def test_a_damaged_checkpoint_is_skipped_by_name_and_the_run_still_comes_out_the_same(
+    tmp_path, run, file, caplog
+):
+    undisturbed = train_run(stub_run(steps=320), tmp_path / "undisturbed").path
+    flip_a_bit(run / "checkpoints" / "step-000000300" / file)
+    assert resume_run(run, steps=320).status == "done"
+    assert "Skipped step-000000300" in caplog.text and file in caplog.text
+    kinds = [event["kind"] for event in RunDirectory.open(run).events()]
+    assert "checkpoint-skipped" in kinds
+    ours, theirs = training_record(run), training_record(undisturbed)
+    assert ours["agent tensors"] == theirs["agent tensors"]
+    assert ours["train"] == theirs["train"] and ours["episodes"] == theirs["episodes"]
+
+
+def test_a_checkpoint_whose_replay_block_is_missing_is_skipped(run, caplog):
+    newest = files.read_manifest(run / "checkpoints" / "step-000000300").meta["replay_blocks"]
+    older = files.read_manifest(run / "checkpoints" / "step-000000200").meta["replay_blocks"]
+    only_newest = sorted(set(newest) - set(older))
+    (run / "replay" / only_newest[0]).unlink()
+    assert resume_run(run, steps=320).status == "done"
+    assert f"{only_newest[0]} is missing" in caplog.text
+
+
+def test_a_run_without_a_whole_checkpoint_says_so(run):
+    for folder in files.published(run / "checkpoints"):
+        flip_a_bit(folder / "agent.json")
+    with pytest.raises(FileError, match=r"holds no complete checkpoint. Skipped step-000000300"):
+        resume_run(run, steps=400)
+    with pytest.raises(FileError, match="holds no complete checkpoint"):
+        load_agent(run)
+
+
+def test_what_a_killed_writer_left_is_cleared(run):
+    half = run / "checkpoints" / ".tmp-step-000000400-99"
+    shutil.copytree(run / "checkpoints" / "step-000000300", half)
+    (half / "manifest.json").unlink()
+    (run / "checkpoints" / "catalog.json").unlink()
+    resume_run(run, steps=310)
+    assert not half.exists()
+    entries = files.read_json(run / "checkpoints" / "catalog.json")
+    assert [entry["path"] for entry in entries] == names(run)
+
+
+def test_an_agent_loaded_for_acting_has_no_replay(run):
+    agent = load_agent(run)
+    with pytest.raises(ForethoughtError, match="for acting only"):
+        _ = agent.replay
+    whole = load_agent(run, for_acting=False)
+    assert whole.replay.rows == 311  # 300 decisions, 11 episode starts
+    assert whole.updates == agent.updates == 160

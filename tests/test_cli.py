@@ -1,0 +1,370 @@
+"""The command line: words and flags in, one call of a room and an exit code out."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from forethought import presets
+from forethought.agents.registry import config_class
+from forethought.cli import main
+from forethought.config import (
+    ConfigError,
+    ForethoughtError,
+    TransitionReplayConfig,
+    build_run_config,
+    flatten,
+    to_dict,
+)
+from forethought.presets import flags
+
+TASK = "gym:Pendulum-v1"
+
+
+class FakeResult:
+    """An evaluation of two episodes."""
+
+    task, policy = TASK, "random"
+
+    def statistics(self):
+        return {"episodes": 2, "n_failed": 0, "return_mean": -1234.5, "success_mean": None}
+
+    def to_json(self):
+        return {"task": self.task, **self.statistics(), "returns": [-1000.0, -1469.0]}
+
+
+@pytest.fixture
+def rooms(monkeypatch):
+    """The training room replaced by one that writes down how it was called."""
+    calls = SimpleNamespace(made=[], exit_code=0, error=None)
+
+    def record(name, answer):
+        def call(*args, **options):
+            calls.made.append((name, args, options))
+            if calls.error is not None:
+                raise calls.error
+            return answer()
+
+        return call
+
+    loop, evaluate = ModuleType("loop"), ModuleType("evaluate")
+    loop.train_run = record("train", lambda: SimpleNamespace(exit_code=calls.exit_code))
+    loop.resume_run = record("resume", lambda: SimpleNamespace(exit_code=calls.exit_code))
+    evaluate.evaluate_target = record("evaluate", FakeResult)
+    monkeypatch.setitem(sys.modules, "forethought.training.loop", loop)
+    monkeypatch.setitem(sys.modules, "forethought.training.evaluate", evaluate)
+    return calls
+
+
+@pytest.fixture
+def trained(rooms):
+    """Runs `forethought train tdmpc2 TASK ...` and returns the configuration it would train."""
+
+    def run(*tokens):
+        assert main(["train", "tdmpc2", TASK, *tokens]) == 0
+        (_, (config,), options) = rooms.made.pop()
+        return SimpleNamespace(config=config, **options)
+
+    return run
+
+
+def default_config():
+    return build_run_config("tdmpc2", TASK, config_class("tdmpc2"), [])
+
+
+# train
+
+
+def test_without_flags_the_run_has_the_defaults(trained):
+    run = trained()
+    assert run.config == default_config()
+    assert run.out is None
+
+
+def test_flags_reach_every_group(trained):
+    run = trained(
+        *("--seed", "3", "--steps", "500", "--device", "cpu", "--out", "somewhere"),
+        *("--agent.horizon", "5", "--agent.planner.samples=256", "--env.num-envs", "2"),
+        *("--env.workers", "--track.no-console", "--train.threads", "1", "--agent.gamma", "0.9"),
+    )
+    assert run.out == Path("somewhere")
+    config = run.config
+    assert (config.seed, config.steps, config.device) == (3, 500, "cpu")
+    assert (config.agent.horizon, config.agent.planner.samples) == (5, 256)
+    assert (config.env.num_envs, config.env.workers) == (2, True)
+    assert (config.track.console, config.train.threads, config.agent.gamma) == (False, 1, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "value"),
+    [
+        (["--env.workers"], True),
+        (["--env.workers", "true"], True),
+        (["--env.workers=true"], True),
+        (["--env.workers", "false"], False),
+        (["--env.workers", "--env.no-workers"], False),
+        (["--env.no_workers", "--env.workers"], True),
+    ],
+)
+def test_a_switch_is_written_in_any_usual_way(trained, tokens, value):
+    assert trained(*tokens).config.env.workers is value
+
+
+def test_hyphens_and_underscores_are_the_same(trained):
+    tokens = (["--env.num_envs", "2"], ["--env.num-envs", "2"])
+    assert trained(*tokens[0]).config == trained(*tokens[1]).config
+
+
+def test_words_may_stand_after_flags(rooms):
+    assert main(["train", "--env.workers", "--preset", "debug", "tdmpc2", "--seed", "4", TASK]) == 0
+    (_, (config,), _) = rooms.made.pop()
+    assert (config.agent_name, config.task, config.seed, config.steps) == ("tdmpc2", TASK, 4, 400)
+
+
+def test_layers_are_defaults_presets_file_flags(trained, tmp_path, monkeypatch):
+    for name, steps in (("first", 11), ("second", 22)):
+        text = f"about: x\nsteps: {steps}\nseed: {steps}\ntrain: {{threads: {steps}}}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    file = tmp_path / "mine.yml"
+    file.write_text("seed: 33\ntrain: {threads: 33}\n")
+    monkeypatch.setattr(presets, "FOLDER", tmp_path)
+    both = ["--preset", "first", "--preset", "second", "--config", str(file)]
+    config = trained(*both, "--train.threads", "44").config
+    assert (config.steps, config.seed, config.train.threads) == (22, 33, 44)
+    assert config.eval == default_config().eval
+
+
+def test_none_gives_an_optional_value_back_to_its_default(trained, tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("env: {max_episode_steps: 9}")
+    config = trained("--config", str(file), "--env.max-episode-steps", "none").config
+    assert config.env.max_episode_steps is None
+
+
+def test_a_selector_decides_which_flags_there_are(trained):
+    config = trained("--replay", "transitions", "--replay.capacity_rows", "5000").config
+    assert config.replay == TransitionReplayConfig(capacity_rows=5000)
+    config = trained("--agent.schedule.end-factor", "0.5", "--agent.schedule", "cosine").config
+    assert (config.agent.schedule.kind, config.agent.schedule.end_factor) == ("cosine", 0.5)
+
+
+def test_a_kind_from_a_file_decides_too(trained, tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("agent: {returns: {kind: td_lambda}}")
+    config = trained("--config", str(file), "--agent.returns.lam", "0.5").config
+    assert (config.agent.returns.kind, config.agent.returns.lam) == ("td_lambda", 0.5)
+
+
+def test_values_that_hold_only_together_are_judged_together(trained, tmp_path):
+    """600 elites of the default 512 samples would be an error, of 1024 they are not."""
+    file = tmp_path / "a.yaml"
+    file.write_text("agent: {planner: {elites: 600}}")
+    planner = trained("--config", str(file), "--agent.planner.samples", "1024").config.agent.planner
+    assert (planner.elites, planner.samples) == (600, 1024)
+
+
+def test_the_config_of_a_run_starts_the_same_run_again(trained, tmp_path):
+    first = trained("--preset", "debug", "--seed", "9", "--replay", "transitions").config
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps(to_dict(first)))
+    assert trained("--config", str(file)).config == first
+
+
+def test_every_value_of_a_run_can_be_written_as_a_flag(trained):
+    """The flags that help shows are those that are read: each default passes through its own."""
+    config = default_config()
+    tokens = []
+    for key, value in flatten(to_dict(config)).items():
+        if key not in ("agent_name", "task"):
+            tokens += [f"--{key.removesuffix('.kind')}", str(value)]
+    assert len(tokens) > 100
+    assert trained(*tokens).config == config
+
+
+# What is wrong, in one sentence; more of these go through the real rooms in test_bad_input.py.
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sentence"),
+    [
+        (["train"], "train needs an agent and a task: forethought train AGENT TASK."),
+        (
+            ["train", "tdmpc2"],
+            "train takes an agent and a task, first of all, but was given: tdmpc2.",
+        ),
+        (["train", "tdmpc2", TASK, "x"], f"but was given: tdmpc2 {TASK} x."),
+        (["train", "tdmpc", TASK], "There is no agent tdmpc. Did you mean tdmpc2?"),
+        (
+            ["train", "tdmpc2", TASK, "--horizon", "3"],
+            "no flag --horizon. Did you mean --agent.horizon?",
+        ),
+        (["train", "tdmpc2", TASK, "--sed", "3"], "no flag --sed. Did you mean --seed?"),
+        (["train", "tdmpc2", TASK, "-x"], "There is no flag -x."),
+        (["train", "tdmpc2", TASK, "--seed"], "--seed needs a value."),
+        (["train", "tdmpc2", TASK, "--seed", "--out", "x"], "--seed needs a value."),
+        (["train", "tdmpc2", TASK, "--preset"], "--preset needs a value."),
+        (["train", "tdmpc2", TASK, "--seed", "x"], "seed is 'x', but must be a whole number."),
+        (
+            ["train", "tdmpc2", TASK, "--agent.gamma", "{"],
+            "agent.gamma is '{', but must be a number.",
+        ),
+        (
+            ["train", "tdmpc2", TASK, "--env.workers=3"],
+            "env.workers is 3, but must be true or false.",
+        ),
+        (
+            ["train", "tdmpc2", TASK, "--agent.schedule.end-factor", "3"],
+            "agent.schedule.end_factor belongs to agent.schedule of kind linear, cosine",
+        ),
+        (
+            ["train", "tdmpc2", TASK, "--replay", "episode"],
+            "replay kind episode. Did you mean episodes?",
+        ),
+        (["resume"], "resume takes one RUN, but was given: nothing."),
+        (["resume", "a", "--steps", "-3"], "steps is -3, but must be at least 1."),
+        (["evaluate", "a", "b"], "evaluate takes one RUN|TASK, but was given: a b."),
+        (["evaluate", "a", "--episodes", "0"], "episodes is 0, but must be at least 1."),
+        (["evaluate", "a", "--seed", "-1"], "seed is -1, but must be at least 0."),
+        (["evaluate", "a", "--episode", "3"], "no flag --episode. Did you mean --episodes?"),
+        (["list", "task"], "There is no list of task. Did you mean tasks?"),
+        (["trian"], "There is no command trian. Did you mean train?"),
+    ],
+)
+def test_bad_usage_exits_2_with_one_line(rooms, capsys, tokens, sentence):
+    assert main(tokens) == 2
+    out, err = capsys.readouterr()
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert rooms.made == []
+
+
+def test_no_arguments_show_the_commands_and_exit_2(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "forethought COMMAND" in err
+
+
+# Exit codes.
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 130, 143])
+@pytest.mark.parametrize("tokens", [["train", "tdmpc2", TASK], ["resume", "somewhere"]])
+def test_the_exit_code_is_that_of_the_run(rooms, tokens, code):
+    rooms.exit_code = code
+    assert main(tokens) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ForethoughtError("The disk is full."), 1, "The disk is full.\n"),
+        (ConfigError("There is no task x."), 2, "There is no task x.\n"),
+        (KeyboardInterrupt(), 130, "Interrupted.\n"),
+    ],
+)
+def test_what_a_person_can_cause_has_no_traceback(rooms, capsys, error, code, line):
+    rooms.error = error
+    assert main(["train", "tdmpc2", TASK]) == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_programming_error_is_not_hidden(rooms):
+    rooms.error = RuntimeError("a bug")
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["train", "tdmpc2", TASK])
+
+
+# resume, evaluate, list
+
+
+def test_resume_passes_the_new_total(rooms):
+    assert main(["resume", "runs/x", "--steps", "900"]) == 0
+    assert main(["resume", "runs/x"]) == 0
+    assert rooms.made == [
+        ("resume", (Path("runs/x"),), {"steps": 900}),
+        ("resume", (Path("runs/x"),), {"steps": None}),
+    ]
+
+
+def test_evaluate_passes_its_options_and_prints_a_summary(rooms, capsys):
+    tokens = ["--policy", "random", "--episodes", "2", "--checkpoint", "5000", "--seed", "7"]
+    tokens += ["--device", "cpu"]
+    assert main(["evaluate", TASK, *tokens]) == 0
+    options = {"policy": "random", "episodes": 2, "checkpoint": "5000", "seed": 7, "device": "cpu"}
+    assert rooms.made == [("evaluate", (TASK,), options)]
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == f"{TASK}, random, 2 episodes"
+    assert "return_mean      -1234.5" in out
+    assert "success" not in out
+
+
+def test_evaluate_prints_json_that_can_be_read_back(rooms, capsys):
+    assert main(["evaluate", TASK, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["returns"] == [-1000.0, -1469.0]
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [("agents", "tdmpc2 "), ("tasks", "dmc:cartpole-swingup"), ("presets", "debug")],
+)
+def test_list_names_what_there_is(capsys, what, line):
+    assert main(["list", what]) == 0
+    assert any(shown.startswith(line) for shown in capsys.readouterr().out.splitlines())
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    """'forethought list tasks | head': here the reader is gone before the first line."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "forethought", "list", "presets"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# Help.
+
+
+def test_the_overview_names_every_command(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f" {verb} " in out for verb in ("train", "resume", "evaluate", "list"))
+
+
+def test_the_help_of_train_shows_every_flag_that_is_read(capsys):
+    assert main(["train", "tdmpc2", "--agent.schedule", "cosine", "--help"]) == 0
+    out = capsys.readouterr().out
+    types, _ = flags.select(["--agent.schedule", "cosine"], config_class("tdmpc2"), {})
+    assert "agent.schedule.end_factor" in types
+    missing = [key for key in types if f"--{key} " not in out and f"--{key}," not in out]
+    assert missing == []
+    assert "Decisions imagined by the planner" in out
+    assert "{episodes,transitions}" in out
+
+
+def test_help_shows_the_values_of_the_presets_given(capsys):
+    assert main(["train", "tdmpc2", "--preset", "debug", "--help"]) == 0
+    assert "(default: 400)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["train", "resume", "evaluate", "list"])
+def test_every_verb_has_help(capsys, verb):
+    assert main([verb, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: forethought {verb} ")
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.count(".") == 2

@@ -1,0 +1,203 @@
+"""Layers, activations, initialisation, optimisers."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forethought.config import ConfigError
+from forethought.nets import kernels as kernel_module
+from forethought.nets.init import trunc_normal_linears, zero_last_weight
+from forethought.nets.kernels import Kernels, TorchKernels, native_kernels
+from forethought.nets.layers import MLP, NormedLinear, frozen
+from forethought.nets.optimisers import adam, clip_gradients, optimiser_tensors, restore_optimiser
+from forethought.nets.precision import autocast
+
+
+def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def both_kernels() -> list[Kernels]:
+    native, _ = native_kernels()
+    return [TorchKernels()] if native is None else [TorchKernels(), native]
+
+
+def gradients(y: Tensor, *inputs: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad((y * normal(*y.shape, dtype=y.dtype)).sum(), inputs))
+
+
+def mish_by_definition(x: Tensor) -> Tensor:
+    return x * torch.tanh(F.softplus(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)
+def test_norm_mish_and_its_gradient(kernels: Kernels, dropped: bool, dtype: torch.dtype) -> None:
+    x, w, b = (v.to(dtype).requires_grad_() for v in (normal(33, 48), normal(48), normal(48)))
+    keep = normal(33, 48, scale=2) > -1 if dropped else None
+    fast = kernels.norm_mish(x, w, b, keep, 1.25)
+    masked = x if keep is None else x * keep * 1.25
+    slow = mish_by_definition(F.layer_norm(masked.double(), (48,), w.double(), b.double()))
+    tolerance = 1e-10 if dtype is torch.float64 else 2e-5
+    torch.testing.assert_close(fast.double(), slow, atol=tolerance, rtol=tolerance)
+    for a, e in zip(gradients(fast, x, w, b), gradients(slow, x, w, b), strict=True):
+        torch.testing.assert_close(a.double(), e.double(), atol=10 * tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)
+def test_norm_simnorm_and_its_gradient(kernels: Kernels, dtype: torch.dtype) -> None:
+    x, w, b = (
+        v.to(dtype).requires_grad_() for v in (normal(33, 48), normal(48, scale=4), normal(48))
+    )
+    fast = kernels.norm_simnorm(x, w, b, 8)
+    h = F.layer_norm(x.double(), (48,), w.double(), b.double())
+    slow = torch.softmax(h.view(33, 6, 8), -1).view(33, 48)
+    tolerance = 1e-10 if dtype is torch.float64 else 2e-5
+    torch.testing.assert_close(fast.double(), slow, atol=tolerance, rtol=tolerance)
+    for a, e in zip(gradients(fast, x, w, b), gradients(slow, x, w, b), strict=True):
+        torch.testing.assert_close(a.double(), e.double(), atol=10 * tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)
+def test_activations_without_gradient_equal_those_with(kernels: Kernels) -> None:
+    x, w, b = normal(5, 16, dtype=torch.float32), torch.ones(16), torch.zeros(16)
+    with torch.inference_mode():
+        plain = kernels.norm_mish(x, w, b, None, 1.0), kernels.norm_simnorm(x, w, b, 8)
+    w = w.requires_grad_()
+    grad = kernels.norm_mish(x, w, b, None, 1.0), kernels.norm_simnorm(x, w, b, 8)
+    for a, e in zip(plain, grad, strict=True):
+        assert torch.equal(a, e.detach())
+
+
+@pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)
+def test_extreme_inputs_stay_finite_and_nan_is_not_hidden(kernels: Kernels) -> None:
+    """A bias of 200 is beyond exp's range in float32; a NaN must come out as a NaN."""
+    x = normal(4, 16, dtype=torch.float32)
+    w = torch.ones(16)
+    bias = torch.tensor([200.0, -200.0] * 8)
+    y = kernels.norm_mish(x, w, bias, None, 1.0)
+    torch.testing.assert_close(y[:, ::2], F.layer_norm(x, (16,), w, bias)[:, ::2])
+    assert y[:, 1::2].abs().max() < 1e-30
+    assert torch.isfinite(kernels.norm_simnorm(x, 300 * w, bias, 8)).all()
+    x[1, 3] = math.nan
+    assert kernels.norm_mish(x, w, bias, None, 1.0)[1].isnan().all()
+    assert kernels.norm_simnorm(x, w, bias, 8)[1].isnan().all()
+
+
+def test_no_compiler_is_one_sentence_and_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setattr(kernel_module.shutil, "which", lambda _: None)
+    found, why = native_kernels.__wrapped__()
+    assert found is None
+    assert why == "No C compiler was found, so plain tensor operations are used."
+
+
+def test_a_failing_compiler_is_one_sentence_and_a_fallback(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    def fail(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 1, "", "ld: no space")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernel_module.subprocess, "run", fail)
+    found, why = native_kernels.__wrapped__()
+    assert found is None
+    assert "ld: no space" in why
+
+
+def test_simnorm_groups_each_sum_to_one() -> None:
+    z = NormedLinear(6, 32, "simnorm")(normal(4, 6, dtype=torch.float32))
+    torch.testing.assert_close(z.view(4, 4, 8).sum(-1), torch.ones(4, 4))
+
+
+def test_mlp_has_dropout_in_its_first_layer_only() -> None:
+    mlp = MLP(4, [8, 8], 2, dropout=0.3)
+    assert [getattr(layer, "dropout", None) for layer in mlp] == [0.3, 0.0, None]
+
+
+def test_dropping_a_unit_changes_the_output_and_scales_the_rest() -> None:
+    layer = NormedLinear(3, 8, dropout=0.5)
+    x, keep = normal(1, 3, dtype=torch.float32), torch.tensor([[True] * 4 + [False] * 4])
+    masked = F.linear(x, layer.weight, layer.bias) * keep * 2.0
+    expected = F.mish(layer.norm(masked))
+    torch.testing.assert_close(layer(x, keep), expected)
+
+
+def test_after_first_continues_from_the_first_product() -> None:
+    mlp, x = MLP(4, [8, 8], 2), normal(5, 4, dtype=torch.float32)
+    product = F.linear(x, mlp[0].weight, mlp[0].bias)
+    torch.testing.assert_close(mlp.after_first(product), mlp(x))
+
+
+def test_frozen_passes_gradients_through_but_not_in() -> None:
+    layer, x = nn.Linear(3, 1), torch.ones(1, 3, requires_grad=True)
+    with frozen(layer):
+        layer(x).backward()
+    assert x.grad is not None
+    assert layer.weight.grad is None
+    assert layer.weight.requires_grad
+
+
+def test_linear_weights_start_with_std_two_hundredths() -> None:
+    model = nn.Sequential(MLP(300, [400], 200), nn.Linear(200, 300))
+    trunc_normal_linears(model, torch.Generator().manual_seed(0))
+    for layer in (m for m in model.modules() if isinstance(m, nn.Linear)):
+        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.02)
+        assert abs(layer.weight.mean().item()) < 2e-4
+        assert (layer.bias == 0).all()
+
+
+def test_zeroed_head_predicts_the_same_for_every_input() -> None:
+    mlp = MLP(4, [8], 3)
+    zero_last_weight(mlp)
+    out = mlp(normal(10, 4, dtype=torch.float32))
+    assert torch.equal(out, out[:1].expand(10, 3))
+
+
+def test_gradients_are_clipped_to_one_joint_norm() -> None:
+    a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    a.grad, b.grad = torch.tensor([3.0]), torch.tensor([4.0])
+    norm = clip_gradients([a, b], 1.0)
+    assert norm.item() == pytest.approx(5.0)
+    assert (a.grad.item(), b.grad.item()) == pytest.approx((0.6, 0.8), rel=1e-5)
+
+
+def test_optimiser_state_round_trips_bit_for_bit() -> None:
+    def make() -> tuple[nn.Linear, torch.optim.Adam]:
+        layer = nn.Linear(3, 2)
+        with torch.no_grad():
+            layer.weight.copy_(normal(2, 3))
+        return layer, adam([{"params": list(layer.parameters()), "lr": 1e-2}], eps=1e-8)
+
+    def step(layer: nn.Linear, optimiser: torch.optim.Adam) -> None:
+        optimiser.zero_grad()
+        layer(normal(4, 3, dtype=torch.float32)).square().sum().backward()
+        optimiser.step()
+
+    layer, optimiser = make()
+    step(layer, optimiser)
+    names = {p: n for n, p in layer.named_parameters()}
+    saved = {k: v.clone() for k, v in optimiser_tensors(optimiser, names).items()}
+    assert set(saved) == {
+        f"{p}/{k}" for p in ("weight", "bias") for k in ("step", "exp_avg", "exp_avg_sq")
+    }
+    other, fresh = make()
+    other.load_state_dict(layer.state_dict())
+    restore_optimiser(fresh, {p: n for n, p in other.named_parameters()}, saved)
+    step(layer, optimiser)
+    step(other, fresh)
+    assert torch.equal(layer.weight, other.weight)
+
+
+def test_bf16_is_refused_where_it_is_emulated() -> None:
+    with pytest.raises(ConfigError, match="bf16 is offered on CUDA only"):
+        autocast("bf16", torch.device("cpu"))

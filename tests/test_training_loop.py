@@ -1,0 +1,220 @@
+"""The loop: exact counts, equal seeds, what stops a run and what does not."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+
+from forethought import files
+from forethought.config import ConfigError
+from forethought.files import FileError
+from forethought.seeding import Streams
+from forethought.spaces import EnvError
+from forethought.tracking import RunDirectory, read_rows
+from forethought.training.device import resolve_device
+from forethought.training.loop import train_run
+from forethought.training.signals import Stop
+from tests.stub_agent import register, stub_run, training_record
+from tests.stubs import FaultyEnv
+
+
+@pytest.fixture(autouse=True)
+def _stub_agent(monkeypatch):
+    register(monkeypatch)
+
+
+def rows(run, name: str) -> list[dict[str, str]]:
+    return read_rows(run.path / f"{name}.csv")[0]
+
+
+def test_a_run_leaves_exact_counts(tmp_path):
+    run = train_run(stub_run(steps=300, track={"every_agent_steps": 100}), tmp_path / "run")
+    assert (run.status, run.exit_code, run.agent_steps) == ("done", 0, 300)
+    train = rows(run, "train")
+    assert [row["agent_steps"] for row in train] == ["100", "200", "300"]
+    # 40 in the burst at step 60, then one per two steps: 40 + (300 - 60) / 2 = 160
+    assert [row["updates"] for row in train] == ["60", "110", "160"]
+    assert all(math.isfinite(float(row["loss"])) for row in train)
+    episodes = rows(run, "episodes")
+    assert [row["length_agent_steps"] for row in episodes] == ["30"] * 10
+    assert {(row["terminated"], row["truncated"]) for row in episodes} == {("0", "1")}
+    evaluations = rows(run, "eval")
+    assert [(row["agent_steps"], row["evaluation_index"]) for row in evaluations] == [
+        ("200", "1"),
+        ("300", "2"),  # the end is always evaluated
+    ]
+    about = RunDirectory.open(run.path).run_json
+    assert about["status"] == "done" and about["random_score"] == run.random_score
+
+
+def test_frames_count_the_action_repeat_and_environments_add_up(tmp_path):
+    layers = {"env": {"num_envs": 3, "action_repeat": 2}, "steps": 200}
+    run = train_run(stub_run(**layers), tmp_path / "run")
+    assert run.agent_steps == 201  # whole steps of three environments
+    first = rows(run, "train")[0]
+    assert (first["agent_steps"], first["env_frames"]) == ("51", "102")
+    assert {row["env_index"] for row in rows(run, "episodes")} == {"0", "1", "2"}
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path):
+    a, b, c = (
+        training_record(train_run(stub_run(seed=seed, steps=200), tmp_path / name).path)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert a == b
+    assert a["episodes"] != c["episodes"]
+    assert a["agent tensors"]["weight"] != c["agent tensors"]["weight"]
+
+
+def test_evaluating_more_often_never_changes_training(tmp_path):
+    """dqn.md, finding 4: the evaluation's cadence is not in the training stream."""
+    records = [
+        training_record(
+            train_run(
+                stub_run(eval={"every_agent_steps": every, "episodes": episodes}),
+                tmp_path / f"{every}",
+            ).path
+        )
+        for every, episodes in ((0, 1), (60, 3))
+    ]
+    assert [len(record["eval"]) for record in records] == [1, 7]
+    for part in ("train", "episodes", "agent", "agent tensors", "replay tensors", "loop tensors"):
+        assert records[0][part] == records[1][part], part
+
+
+def test_worker_processes_give_the_same_run_as_one_process(tmp_path):
+    records = [
+        training_record(
+            train_run(
+                stub_run(steps=120, env={"num_envs": 2, "workers": workers}),
+                tmp_path / f"{workers}",
+            ).path
+        )
+        for workers in (False, True)
+    ]
+    assert records[0] == records[1]
+
+
+def test_nan_gradients_skip_100_updates_and_halt_at_the_next(tmp_path):
+    """dqn.md, finding 3; the weights stay those of the last good update."""
+    good = train_run(stub_run(steps=60, train={"seed_updates": 20}), tmp_path / "good")
+    run = train_run(
+        stub_run(agent={"nan_from_update": 21}, train={"seed_updates": 400}), tmp_path / "run"
+    )
+    assert (run.status, run.exit_code) == ("diverged", 3)
+    assert RunDirectory.open(run.path).run_json["status"] == "diverged"
+    checkpoint, _ = files.newest_verified(run.path / "checkpoints")
+    assert files.read_json(checkpoint / "agent.json")["updates"] == 20 + 101
+    weights = training_record(run.path)["agent tensors"]
+    assert weights["weight"] == training_record(good.path)["agent tensors"]["weight"]
+    [dump] = (run.path / "dumps").iterdir()
+    data = files.read_json(dump)
+    assert data["gates"]["nonfinite_in_a_row"] == 101
+    assert data["recent_updates"][-1]["grad_norm"] == "nan"
+    assert data["config"]["agent_name"] == "stub"
+
+
+def test_an_error_in_the_update_reaches_the_caller(tmp_path):
+    """airspace.md 3.1: programming errors are never swallowed."""
+    with pytest.raises(RuntimeError, match="the update is broken"):
+        train_run(stub_run(agent={"fail_at_update": 5}), tmp_path / "run")
+    about = RunDirectory.open(tmp_path / "run").run_json
+    assert about["status"] == "failed" and "the update is broken" in about["error"]
+
+
+@pytest.fixture
+def task_that_raises(monkeypatch):
+    """A task whose episodes raise when they are reset with a given seed of the run's streams."""
+
+    def register_it(stream: str, *index: int) -> str:
+        options = {"fault": "raise", "only_seeds": (Streams(1).seed(stream, *index),)}
+        spec = EnvSpec("stub/SomeSeeds-v0", FaultyEnv, kwargs=options)
+        monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+        return f"gym:{spec.id}"
+
+    return register_it
+
+
+def test_a_training_environment_that_fails_stops_the_run(tmp_path, task_that_raises):
+    with pytest.raises(EnvError, match=r"Environment 0 raised .* at step 3: the wheel came off"):
+        train_run(stub_run(task_that_raises("env", 0, 4)), tmp_path / "run")
+    assert RunDirectory.open(tmp_path / "run").run_json["status"] == "failed"
+
+
+def fail_at(monkeypatch, stage: str, calls: set[int]) -> None:
+    """The disk is full at the numbered passes of a stage of saving."""
+    passes = iter(range(1000))
+
+    def fault(name: str) -> None:
+        if name == stage and next(passes) in calls:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "fault_point", fault)
+
+
+def test_a_checkpoint_on_the_way_may_fail_and_training_is_the_same(tmp_path, monkeypatch, caplog):
+    undisturbed = train_run(stub_run(), tmp_path / "a")
+    fail_at(monkeypatch, "manifest", {1, 2})  # 0 is the checkpoint of the beginning
+    run = train_run(stub_run(), tmp_path / "b")
+    assert run.status == "done"
+    events = [e for e in RunDirectory.open(run.path).events() if e["kind"] == "checkpoint-failed"]
+    assert [event["failures"] for event in events] == [1, 2]
+    assert "No space left on device" in events[0]["reason"]
+    assert caplog.text.count("training goes on") == 2
+    assert training_record(run.path) == training_record(undisturbed.path)
+
+
+def test_the_last_checkpoint_must_not_fail(tmp_path, monkeypatch):
+    fail_at(monkeypatch, "manifest", {1})
+    layers = {"steps": 100, "train": {"checkpoint_every_agent_steps": 1000}}
+    with pytest.raises(FileError, match="No space left on device"):
+        train_run(stub_run(**layers, eval={"every_agent_steps": 0}), tmp_path / "run")
+    assert RunDirectory.open(tmp_path / "run").run_json["status"] == "failed"
+
+
+def test_a_failing_evaluation_episode_is_reported_in_the_row(tmp_path, task_that_raises):
+    run = train_run(stub_run(task_that_raises("eval", 1, 0)), tmp_path / "run")
+    found = [(row["n_failed"], row["eval_episodes"]) for row in rows(run, "eval")]
+    assert found == [("1", "1"), ("0", "2")]
+
+
+def test_what_an_agent_cannot_handle_leaves_no_directory(tmp_path):
+    with pytest.raises(ConfigError):
+        train_run(stub_run("gym:Pendulum-v9"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_is_not_there_is_refused_in_a_sentence():
+    assert resolve_device("cpu").type == "cpu"
+    with pytest.raises(ConfigError, match="device is tpu, but must be one of"):
+        resolve_device("tpu")
+    with pytest.raises(ConfigError, match="cuda:99 is not available here"):
+        resolve_device("cuda:99")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 143)])
+def test_the_first_signal_sets_the_flag_and_the_second_leaves_at_once(monkeypatch, name, code):
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    before = signal.getsignal(getattr(signal, name))
+    with Stop() as stop:
+        assert not stop and stop.exit_code == 0
+        os.kill(os.getpid(), getattr(signal, name))
+        assert stop and stop.exit_code == code and left == []
+        os.kill(os.getpid(), getattr(signal, name))
+        assert left == [code]
+    assert signal.getsignal(getattr(signal, name)) is before
+
+
+def test_rewards_are_summed_raw(tmp_path):
+    """Counter: rewards 1 to 5, so each episode returns 15 and succeeds."""
+    run = train_run(stub_run("gym:tests.stubs:stub/Counter-v0", steps=100), tmp_path / "run")
+    found = {(r["return"], r["success"], r["terminated"]) for r in rows(run, "episodes")}
+    assert found == {("15.0", "1.0", "1")}
+    assert np.isclose(run.random_score, 15.0)
