@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 
 import pytest
 
@@ -35,6 +36,22 @@ def refused(capsys, empty_folder):
         return err.strip()
 
     return run
+
+
+@pytest.fixture
+def hide(monkeypatch):
+    """Makes a package look as if it were not installed."""
+
+    def hidden(module):
+        find = importlib.util.find_spec
+
+        def find_others(name, *args):
+            return None if name.split(".")[0] == module else find(name, *args)
+
+        monkeypatch.setattr(importlib.util, "find_spec", find_others)
+        monkeypatch.setitem(sys.modules, module, None)
+
+    return hidden
 
 
 def train(*flags, task=PENDULUM):
@@ -118,11 +135,15 @@ def test_spaces_that_the_agent_cannot_handle_are_refused(refused, task):
         ("gym:HalfCheetah-v5", "mujoco", "mujoco"),
     ],
 )
-def test_a_missing_extra_says_what_to_install(refused, monkeypatch, task, module, extra):
-    find = importlib.util.find_spec
-    hide = lambda name, *args: None if name == module else find(name, *args)  # noqa: E731
-    monkeypatch.setattr(importlib.util, "find_spec", hide)
+def test_a_missing_extra_of_a_task_says_what_to_install(refused, hide, task, module, extra):
+    hide(module)
     assert f"pip install 'forethought[{extra}]'" in refused(*train(task=task))
+
+
+@pytest.mark.parametrize("sink", ["tensorboard", "wandb"])
+def test_a_missing_extra_of_a_sink_says_what_to_install(refused, hide, sink):
+    hide(sink)
+    assert f"pip install 'forethought[{sink}]'" in refused(*train(f"--track.{sink}"))
 
 
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])
@@ -149,5 +170,34 @@ def test_a_new_run_never_goes_over_something_else(refused, empty_folder):
     assert "taken" in refused(*train("--out", "taken"), codes=(1, 2))
 
 
-def test_an_unknown_policy_or_checkpoint_is_named(refused):
+@pytest.fixture
+def finished_run(empty_folder, capsys):
+    """A run of a few steps, in the folder `done`."""
+    flags = ["--steps", "20", "--train.seed_agent_steps", "20", "--train.seed_updates", "0"]
+    assert main(train(*flags, "--eval.episodes", "1", "--out", "done")) == 0
+    capsys.readouterr()
+    return empty_folder / "done"
+
+
+def test_an_unknown_policy_or_checkpoint_is_named(refused, finished_run):
     assert "rnadom" in refused("evaluate", PENDULUM, "--policy", "rnadom")
+    assert "rnadom" in refused("evaluate", "done", "--policy", "rnadom")
+    assert "no checkpoint at step 3; it has:" in refused("evaluate", "done", "--checkpoint", "3")
+    assert "checkpoint is newest" in refused("evaluate", "done", "--checkpoint", "newest")
+    assert "done" in refused(*train("--out", "done"), codes=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("agent_name: [half", "config.yaml"),
+        ("- 1", "config.yaml"),
+        ("agent_name: dqn0\ntask: gym:Pendulum-v1", "dqn0"),
+        ("agent_name: tdmpc2\ntask: gym:Pendulum-v1\nagent: {horizn: 3}", "agent.horizn"),
+        ("agent_name: tdmpc2\ntask: gym:Pendulm-v1", "gym:Pendulm-v1"),
+    ],
+)
+def test_a_damaged_configuration_of_a_run_is_named(refused, finished_run, content, named):
+    (finished_run / "config.yaml").write_text(content)
+    for verb in ("resume", "evaluate"):
+        assert named in refused(verb, "done", codes=(1, 2))

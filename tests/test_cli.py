@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 
+import forethought
 from forethought import presets
 from forethought.agents.registry import config_class
 from forethought.cli import main
@@ -368,3 +370,27 @@ def test_every_verb_has_help(capsys, verb):
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.count(".") == 2
+
+
+# From Python.
+
+
+def test_the_public_names_go_through_a_whole_run(tmp_path):
+    options = {"seed": 2, "steps": 20, "eval": {"episodes": 1}, "track": {"console": False}}
+    options["train"] = {"seed_agent_steps": 20, "seed_updates": 0}
+    run = forethought.train("tdmpc2", TASK, presets=["debug"], out=tmp_path / "run", **options)
+    assert (run.status, run.exit_code, run.path) == ("done", 0, tmp_path / "run")
+    assert forethought.resume(run.path, steps=25).status == "done"
+    result = forethought.evaluate(run.path, episodes=2)
+    assert len(result.returns) == 2
+    agent = forethought.load(run.path)
+    assert agent.act(np.zeros(3, np.float32)).shape == (1,)
+
+
+def test_an_agent_is_made_for_environments_with_its_options():
+    env = forethought.make_env(TASK, num_envs=2, seed=3)
+    agent = forethought.make_agent("tdmpc2", env, device="cpu", horizon=5, model={"size": 1})
+    assert (agent.config.horizon, agent.config.model.size, agent.num_envs) == (5, 1, 2)
+    env.close()
+    with pytest.raises(ConfigError, match=r"Did you mean agent.horizon\?"):
+        forethought.make_agent("tdmpc2", env, horizn=5)

@@ -62,7 +62,7 @@ class EvaluateOptions:
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     json: bool = False
-    """Print everything as JSON, one value per episode included."""
+    """Print everything as one line of JSON, single episodes included."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _evaluate(tokens: list[str]) -> int:
         seed=options.seed,
         device=options.device,
     )
-    print(json.dumps(result.to_json(), indent=1) if options.json else _summary(result))
+    print(json.dumps(result.to_json()) if options.json else _summary(result))
     return 0
 
 

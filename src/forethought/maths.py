@@ -39,7 +39,8 @@ class TwoHot:
         """Lower bin and the weight of the bin above it."""
         place = (symlog(x).clamp(self.low, self.high) - self.low) / self.width
         lower = place.floor()
-        return lower.long(), place - lower
+        # The clamp matters for NaN only: it is no index, and shows in the weight instead.
+        return lower.long().clamp(0, self.bins - 1), place - lower
 
     def encode(self, x: Tensor) -> Tensor:
         """[...] -> [..., bins]; the weights sum to one. The fast losses never build this."""

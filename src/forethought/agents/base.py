@@ -144,13 +144,14 @@ class Agent(ABC):
             json, tensors = self.state()
             files.save_tensors(folder / "agent.safetensors", tensors)
             if self._replay is not None:
-                replay_json, replay_tensors = self._replay.state()
+                replay_json, replay_tensors = self._replay.state(whole=True)
                 files.save_tensors(folder / "replay.safetensors", replay_tensors)
                 json = json | {"replay": replay_json}
             files.write_json(folder / "agent.json", json)
 
     def load(self, path: str | Path, replay_folder: Path | None = None) -> None:
-        """Become the agent that `save` wrote; `replay_folder` holds its sealed replay blocks."""
+        """Become the agent that `save` wrote, or that a run's checkpoint holds, whose replay has
+        its sealed blocks in `replay_folder`."""
         path = Path(path)
         files.verify(path)
         json = files.read_json(path / "agent.json")

@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 
-def trunc_normal_linears(model: nn.Module, generator: torch.Generator, std: float = 0.02) -> None:
+def trunc_normal_linears(
+    model: nn.Module, generator: torch.Generator | None, std: float = 0.02
+) -> None:
     """Every linear weight ~ N(0, std) cut at +-2 (100 std: in effect not at all), biases zero.
 
     The whole ensemble of Q functions included: the official code missed it from 2024-11 to

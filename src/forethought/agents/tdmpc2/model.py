@@ -119,7 +119,7 @@ class WorldModel(nn.Module):
         action_dim: int,
         config: TDMPC2Config,
         episodic: bool,
-        generator: torch.Generator,
+        generator: torch.Generator | None,
     ) -> None:
         super().__init__()
         options, size = config.model, config.model.resolved

@@ -1,0 +1,170 @@
+"""Shows that a killed run, resumed, equals an undisturbed one bit for bit.
+
+For each task: train undisturbed, the same again, and with another seed; then kill with -9
+mid-episode, in the update burst, in an evaluation and in a save, and resume. Compared are the final
+checkpoint (weights, optimiser state, replay, acting state) and the CSV files but for their time
+columns. Prints a table, writes docs/results/exact_resume.json, exits with 1 if anything differs
+that must not, or is equal that must not.
+
+    python scripts/exact_resume.py [--out FILE] [--keep DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from forethought import files
+from forethought.tracking import TIME_COLUMNS
+from forethought.tracking.run_directory import git_commit
+
+TASKS = {
+    "dmc:hopper-hop": ["--env.num-envs", "2", "--env.workers"],
+    "gym:Pendulum-v1": [],
+}
+OPTIONS = ["--preset", "debug", "--track.no-console"]
+# Of the debug preset: episodes of 50 decisions, a burst of 20 updates at step 100, evaluations at
+# 200 and 400 (of 50 steps), a checkpoint every 100.
+MOMENTS = {
+    "mid-episode": "step-270",
+    "in the burst": "update-11",
+    "in an evaluation": "evaluation-1-25",
+    "in a save": "save-300",
+}
+CSV_FILES = ("train.csv", "episodes.csv", "eval.csv")
+PAUSE_SECONDS = 120
+
+
+def forethought(*words: str) -> list[str]:
+    return [sys.executable, "-m", "forethought", *words]
+
+
+def train_command(task: str, seed: int, out: Path) -> list[str]:
+    options = [*OPTIONS, *TASKS[task], "--seed", str(seed), "--out", str(out)]
+    return forethought("train", "tdmpc2", task, *options)
+
+
+def run_to_end(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+
+
+def kill_at(moment: str, command: list[str]) -> None:
+    """Starts a run and kills it with -9 where it pauses for us."""
+    environment = {**os.environ, files.PAUSE_VARIABLE: f"{moment}:{PAUSE_SECONDS}"}
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("pausing at"):
+                process.kill()
+                return
+    sys.exit(f"{' '.join(command)} never came to {moment}:\n{''.join(said)}")
+
+
+def differences(a: Path, b: Path) -> list[str]:
+    """What differs between two runs, but for times."""
+    found = []
+    for name in CSV_FILES:
+        if csv_rows(a / name) != csv_rows(b / name):
+            found.append(name)
+    (last_a, _), (last_b, _) = (files.newest_verified(run / "checkpoints") for run in (a, b))
+    if last_a.name != last_b.name:
+        return [*found, f"checkpoint {last_a.name} / {last_b.name}"]
+    if files.read_json(last_a / "agent.json") != files.read_json(last_b / "agent.json"):
+        found.append("agent.json")
+    for name in ("agent", "replay", "loop"):
+        left, right = (tensor_bits(path / f"{name}.safetensors") for path in (last_a, last_b))
+        keys = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
+        found += [f"{name}: {key}" for key in keys]
+    return found
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k not in TIME_COLUMNS} for row in rows]
+
+
+def tensor_bits(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {
+        name: (str(tensor.dtype), tuple(tensor.shape), tensor.numpy().tobytes())
+        for name, tensor in files.load_tensors(path).items()
+    }
+
+
+def compare(
+    task: str, case: str, undisturbed: Path, other: Path, must_equal: bool
+) -> dict[str, Any]:
+    found = differences(undisturbed, other)
+    right = (not found) == must_equal
+    row = {
+        "task": task,
+        "case": case,
+        "must_be": "equal" if must_equal else "different",
+        "differences": len(found),
+        "first_differences": found[:5],
+        "right": right,
+    }
+    verdict = "equal" if not found else f"{len(found)} differences"
+    print(f"{task:<18}{case:<22}{verdict:<20}{'ok' if right else 'WRONG'}", flush=True)
+    return row
+
+
+def check_task(task: str, folder: Path) -> list[dict[str, Any]]:
+    name = task.replace(":", "-")
+    undisturbed = folder / f"{name}-undisturbed"
+    run_to_end(train_command(task, 1, undisturbed))
+    rows = []
+    for case, seed in (("the same seed", 1), ("another seed", 2)):
+        other = folder / f"{name}-{case.replace(' ', '-')}"
+        run_to_end(train_command(task, seed, other))
+        rows.append(compare(task, case, undisturbed, other, must_equal=seed == 1))
+    for case, moment in MOMENTS.items():
+        other = folder / f"{name}-{case.replace(' ', '-')}"
+        kill_at(moment, train_command(task, 1, other))
+        run_to_end(forethought("resume", str(other)))
+        rows.append(compare(task, f"killed {case}", undisturbed, other, must_equal=True))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    default = Path(__file__).parents[1] / "docs" / "results" / "exact_resume.json"
+    parser.add_argument("--out", type=Path, default=default, help="where the JSON goes")
+    parser.add_argument("--keep", type=Path, help="keep the run directories here")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.keep or Path(temporary)
+        rows = [row for task in TASKS for row in check_task(task, folder)]
+    right = all(row["right"] for row in rows)
+    seconds = round(time.monotonic() - began, 1)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    result = {
+        "command": "python scripts/exact_resume.py",
+        "git_commit": git_commit(),
+        "versions": files.versions(),
+        "seconds": seconds,
+        "all_right": right,
+        "cases": rows,
+    }
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{'all as it must be' if right else 'NOT as it must be'}, in {seconds:.0f} s")
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,528 @@
+"""TD-MPC2 as a whole: sizes, initialisation, acting, learning, saving, options."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from forethought.agents.tdmpc2 import TDMPC2, TDMPC2Config
+from forethought.agents.tdmpc2.agent import rate_schedule
+from forethought.agents.tdmpc2.config import (
+    SIZES,
+    ConstantRate,
+    CosineRate,
+    LearningRates,
+    LinearRate,
+    ModelConfig,
+    NStep,
+    PlannerConfig,
+)
+from forethought.agents.tdmpc2.model import WorldModel
+from forethought.agents.tdmpc2.noise import keep_masks, two_heads
+from forethought.config import (
+    ConfigError,
+    EpisodeReplayConfig,
+    ForethoughtError,
+    TransitionReplayConfig,
+)
+from forethought.replay import Batch
+from forethought.seeding import Streams
+from forethought.spaces.spec import EnvSpec
+
+OBS, ACTION = 5, 2
+TINY = ModelConfig(size=1, encoder_units=16, mlp_units=24, latent_dim=16, num_q=3)
+FAST = PlannerConfig(samples=16, elites=4, policy_samples=4, iterations=2)
+CONFIG = TDMPC2Config(model=TINY, planner=FAST, batch_size=8)
+
+
+def make_spec(**changes: Any) -> EnvSpec:
+    spec = EnvSpec(
+        task="stub",
+        observation_space=gymnasium.spaces.Box(-np.inf, np.inf, (OBS,), np.float32),
+        action_space=gymnasium.spaces.Box(-1, 1, (ACTION,), np.float32),
+        max_episode_steps=500,
+        action_repeat=1,
+        terminates=False,
+    )
+    return replace(spec, **changes)
+
+
+def make_agent(config: TDMPC2Config = CONFIG, seed: int = 1, **options: Any) -> TDMPC2:
+    return TDMPC2(
+        options.pop("spec", make_spec()),
+        config,
+        EpisodeReplayConfig(capacity_rows=500),
+        streams=Streams(seed),
+        device=torch.device("cpu"),
+        **options,
+    )
+
+
+def fill(agent: TDMPC2, rows: int = 60, length: int = 20) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(rows):
+        first = i % (length + 1) == 0
+        row = {
+            "obs": rng.normal(size=OBS).astype(np.float32),
+            "terminated": False,
+            "truncated": i % (length + 1) == length,
+            "is_first": first,
+        }
+        if not first:
+            row["action"] = rng.uniform(-1, 1, ACTION).astype(np.float32)
+            row["reward"] = float(rng.normal())
+        agent.store_transition(row)
+
+
+def make_batch(agent: TDMPC2, seed: int = 0) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+    t, b = agent.config.horizon, agent.config.batch_size
+    return Batch(
+        obs=torch.randn(t + 1, b, OBS, generator=g),
+        action=torch.tanh(torch.randn(t, b, ACTION, generator=g)),
+        reward=torch.randn(t, b, generator=g),
+        terminated=torch.zeros(t, b),
+        truncated=torch.zeros(t, b, dtype=torch.bool),
+        is_first=torch.zeros(t + 1, b, dtype=torch.bool),
+        extras={},
+    )
+
+
+# ---- sizes and initialisation ----
+
+
+def count_mlp(inputs: int, hidden: list[int], outputs: int, last_norm: bool) -> int:
+    """Weights and biases of each layer, and scale and shift of each norm."""
+    total = 0
+    for units in hidden:
+        total += inputs * units + units + 2 * units
+        inputs = units
+    return total + inputs * outputs + outputs + (2 * outputs if last_norm else 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "encoder", "mlp", "latent", "hidden_layers", "heads"),
+    [
+        (1, 256, 384, 128, 1, 2),
+        (5, 256, 512, 512, 1, 5),
+        (19, 1024, 1024, 768, 2, 5),
+        (48, 1792, 1792, 768, 3, 5),
+        (317, 4096, 4096, 1376, 4, 8),
+    ],
+)
+def test_parameter_counts_of_every_size(
+    size: int, encoder: int, mlp: int, latent: int, hidden_layers: int, heads: int
+) -> None:
+    """Counted by hand from the paper's table, for the shapes of cheetah-run."""
+    with torch.device("meta"):
+        config = TDMPC2Config(model=ModelConfig(size=cast(Any, size)))
+        model = WorldModel(17, 6, config, episodic=True, generator=None)
+    expected = {
+        "encoder": count_mlp(17, [encoder] * hidden_layers, latent, True),
+        "dynamics": count_mlp(latent + 6, [mlp, mlp], latent, True),
+        "reward": count_mlp(latent + 6, [mlp, mlp], 101, False),
+        "termination": count_mlp(latent, [mlp, mlp], 1, False),
+        "policy": count_mlp(latent, [mlp, mlp], 12, False),
+        "q": heads * count_mlp(latent + 6, [mlp, mlp], 101, False),
+    }
+    expected["target_q"] = expected["q"]
+    counted = {n: sum(p.numel() for p in m.parameters()) for n, m in model.named_children()}
+    assert counted == expected
+
+
+def test_size_five_has_five_million_parameters() -> None:
+    """17 x 256 + ... by hand, once as a plain number."""
+    spec = make_spec(observation_space=gymnasium.spaces.Box(-1, 1, (17,), np.float32))
+    spec = replace(spec, action_space=gymnasium.spaces.Box(-1, 1, (6,), np.float32))
+    counts = make_agent(TDMPC2Config(), spec=spec).log_architecture()
+    assert counts["encoder"] == (17 * 256 + 256 + 2 * 256) + (256 * 512 + 512 + 2 * 512)
+    assert counts["q"] == 5 * (518 * 512 + 3 * 512 + 512 * 512 + 3 * 512 + 512 * 101 + 101)
+    assert counts["total"] == 4_958_826
+
+
+def test_the_table_of_sizes_is_the_papers() -> None:
+    assert sorted(SIZES) == [1, 5, 19, 48, 317]
+
+
+def test_every_linear_layer_starts_truncated_normal_and_the_q_ensemble_too() -> None:
+    model = make_agent(TDMPC2Config(model=ModelConfig(size=1))).model
+    for name, weight in model.named_parameters():
+        if name.endswith("norm.weight"):
+            assert (weight == 1).all()
+        elif name.endswith("bias"):
+            assert (weight == 0).all(), name
+        elif name.startswith(("reward.2", "q.0.2", "q.1.2", "target_q.0.2", "target_q.1.2")):
+            assert (weight == 0).all(), name
+        else:
+            assert weight.std().item() == pytest.approx(0.02, rel=0.05), name
+
+
+def test_heads_start_different_and_targets_start_equal() -> None:
+    model = make_agent().model
+    assert not torch.equal(model.q[0][0].weight, model.q[1][0].weight)
+    for online, target in zip(model.q.parameters(), model.target_q.parameters(), strict=True):
+        assert torch.equal(online, target)
+        assert not target.requires_grad
+
+
+def test_two_agents_share_nothing() -> None:
+    """The official encoder was one object for all agents of a process."""
+    first, second = make_agent(), make_agent()
+    memory = {p.data_ptr() for p in first.model.parameters()}
+    assert memory.isdisjoint(p.data_ptr() for p in second.model.parameters())
+
+
+# ---- noise ----
+
+
+def test_dropout_masks_drop_one_in_a_hundred_independently() -> None:
+    keep = keep_masks(torch.Generator().manual_seed(0), (4, 500, 500), 0.01)
+    assert keep is not None
+    dropped = ~keep
+    assert dropped.float().mean().item() == pytest.approx(0.01, rel=0.02)
+    neighbours = (dropped[..., 1:] & dropped[..., :-1]).float().mean().item()
+    assert neighbours == pytest.approx(1e-4, rel=0.2), "neighbours are dropped independently"
+    per_row = dropped.float().sum(-1)  # Binomial(500, 0.01): variance 4.95
+    assert per_row.var().item() == pytest.approx(4.95, rel=0.15)
+    assert dropped[:, 0].any() or dropped[:, -1].any()
+
+
+def test_dropout_masks_reach_both_ends() -> None:
+    """First and last position are dropped as often as any other."""
+    generator = torch.Generator().manual_seed(0)
+    total = torch.zeros(10)
+    for _ in range(3000):
+        keep = keep_masks(generator, (10,), 0.3)
+        assert keep is not None
+        total += ~keep
+    torch.testing.assert_close(total / 3000, torch.full((10,), 0.3), atol=0.03, rtol=0)
+
+
+def test_no_dropout_needs_no_mask() -> None:
+    assert keep_masks(torch.Generator(), (3, 3), 0.0) is None
+
+
+def test_two_heads_are_different_and_all_pairs_occur() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pairs = {frozenset(two_heads(generator, 3)) for _ in range(100)}
+    assert pairs == {frozenset(p) for p in ((0, 1), (0, 2), (1, 2))}
+
+
+# ---- acting ----
+
+
+def test_batched_planning_equals_planning_one_by_one() -> None:
+    """Shapes and per-environment state: environment 0's plan does not see environment 1's."""
+    agent = make_agent()
+    obs = np.random.default_rng(0).normal(size=(3, OBS)).astype(np.float32)
+    state = agent.new_state(3, Streams(7), "planner")
+    first = np.array([True, True, True])
+    actions, after = agent.act_batch(obs, state, first, [{}] * 3, explore=True)
+    changed = obs.copy()
+    changed[1] += 1
+    other, _ = agent.act_batch(
+        changed, agent.new_state(3, Streams(7), "planner"), first, [{}] * 3, explore=True
+    )
+    assert actions.shape == (3, ACTION)
+    assert actions.dtype == np.float32
+    assert np.abs(actions).max() <= 1
+    assert after.mean.shape == (agent.config.horizon, 3, ACTION)
+    np.testing.assert_allclose(actions[[0, 2]], other[[0, 2]], rtol=1e-4, atol=1e-5)
+    assert not np.allclose(actions[1], other[1])
+
+
+def test_acting_elsewhere_does_not_disturb_the_training_stream() -> None:
+    def play(disturbed: bool) -> np.ndarray:
+        agent = make_agent()
+        state = agent.new_state(1, agent.streams, "planner")
+        obs, actions = np.zeros((1, OBS), np.float32), []
+        for i in range(4):
+            if disturbed:
+                mine = agent.new_state(2, agent.streams, "eval-planner", i)
+                agent.act_batch(np.zeros((2, OBS)), mine, np.ones(2, bool), [{}] * 2, False)
+                agent.act(np.zeros(OBS))
+            action, state = agent.act_batch(obs, state, np.array([i == 0]), [{}], True)
+            actions.append(action)
+        return np.concatenate(actions)
+
+    np.testing.assert_array_equal(play(False), play(True))
+
+
+def test_act_keeps_its_own_state_until_the_episode_ends() -> None:
+    agent = make_agent()
+    obs = np.zeros(OBS, np.float32)
+    agent.on_episode_start()
+    first, second = agent.act(obs), agent.act(obs)
+    assert not np.array_equal(first, second)
+    agent.on_episode_end()
+    np.testing.assert_array_equal(agent.act(obs), first)
+
+
+def test_act_with_stats_tells_what_the_planner_saw() -> None:
+    _, stats = make_agent().act_with_stats(np.zeros(OBS))
+    assert set(stats) == {"plan_value_max", "plan_value_mean", "plan_value_std", "plan_std_mean"}
+    assert all(np.isfinite(v) for v in stats.values())
+
+
+def test_without_mpc_the_policys_mean_acts_in_evaluation() -> None:
+    agent = make_agent(replace(CONFIG, mpc=False))
+    obs = np.random.default_rng(0).normal(size=(2, OBS)).astype(np.float32)
+    state = agent.new_state(2, Streams(1), "planner")
+    calm = [agent.act_batch(obs, state, np.zeros(2, bool), [{}] * 2, False)[0] for _ in range(2)]
+    bold = [agent.act_batch(obs, state, np.zeros(2, bool), [{}] * 2, True)[0] for _ in range(2)]
+    np.testing.assert_array_equal(*calm)
+    assert not np.array_equal(*bold)
+    with torch.no_grad():
+        mean = agent.model.pi(agent.model.encode(torch.from_numpy(obs))).mean
+    np.testing.assert_allclose(calm[0], mean.numpy(), rtol=1e-5)
+
+
+def test_rollout_shapes_and_rewards() -> None:
+    agent = make_agent(spec=make_spec(terminates=True))
+    z0, actions = torch.softmax(torch.randn(4, 16), -1), torch.zeros(6, 4, ACTION)
+    latents, rewards, ends = agent.model.rollout_dynamics_multi_step(z0, actions)
+    assert latents.shape == (7, 4, 16)
+    assert rewards.shape == ends.shape == (6, 4)
+    assert torch.equal(latents[0], z0)
+    torch.testing.assert_close(latents[1], agent.model.next(z0, actions[0]))
+    torch.testing.assert_close(ends[2], agent.model.termination_probability(latents[3]))
+    with pytest.raises(ForethoughtError, match="simulates no opponent"):
+        agent.model.rollout_dynamics_multi_step(z0, actions, opponent_id=1)
+
+
+def test_rollout_without_termination_head_never_ends() -> None:
+    ends = make_agent().model.rollout_dynamics_multi_step(torch.zeros(1, 16), torch.zeros(2, 1, 2))
+    assert (ends.termination == 0).all()
+
+
+# ---- learning ----
+
+
+def test_every_part_learns_and_targets_move_a_hundredth() -> None:
+    agent = make_agent(spec=make_spec(terminates=True))
+    batch = make_batch(agent)
+    # One update moves the zeroed heads off zero; only then does gradient reach what is before them.
+    agent.update(batch, agent.draw_noise())
+    before = {k: v.clone() for k, v in agent.model.state_dict().items()}
+    metrics = agent.update(batch, agent.draw_noise())
+    after = agent.model.state_dict()
+    for name, old in before.items():
+        new = after[name]
+        if name.startswith("target_q"):
+            online = after[name.replace("target_q", "q")]
+            torch.testing.assert_close(new, torch.lerp(old, online, 0.01))
+        else:
+            assert not torch.equal(new, old), f"{name} did not move"
+    assert set(metrics) == set(agent.metric_names)
+    assert metrics["nonfinite"] == 0
+
+
+def test_repeated_updates_on_one_batch_lower_the_loss() -> None:
+    agent = make_agent()
+    batch = make_batch(agent)
+    losses = [agent.update(batch, agent.draw_noise())["total_loss"] for _ in range(150)]
+    assert np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10])
+
+
+def test_training_is_a_function_of_the_seed() -> None:
+    def weights(seed: int) -> torch.Tensor:
+        agent = make_agent(seed=seed)
+        fill(agent)
+        agent.train(3)
+        return torch.cat([p.detach().flatten() for p in agent.model.parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize("spoiled", ["obs", "reward"])
+def test_a_step_that_is_not_finite_changes_nothing(spoiled: str) -> None:
+    agent = make_agent()
+    agent.update(make_batch(agent), agent.draw_noise())
+    before = copy.deepcopy(agent.state()[1])
+    batch = make_batch(agent)
+    getattr(batch, spoiled)[0, 0] = np.nan
+    metrics = agent.update(batch, agent.draw_noise())
+    assert metrics["nonfinite"] == 1
+    for name, old in before.items():
+        if name != "update_stream":
+            assert torch.equal(agent.state()[1][name], old), name
+
+
+def test_policy_step_that_is_not_finite_keeps_policy_and_scale() -> None:
+    agent = make_agent()
+    agent.update(make_batch(agent), agent.draw_noise())
+    noise = agent.draw_noise()
+    noise.policy[0, 0, 0] = np.nan
+    policy = [p.clone() for p in agent.model.policy.parameters()]
+    scale = agent.learner.scale.value.clone()
+    assert agent.update(make_batch(agent), noise)["nonfinite"] == 1
+    assert all(map(torch.equal, policy, agent.model.policy.parameters()))
+    assert torch.equal(agent.learner.scale.value, scale)
+
+
+def test_learning_rates_per_part() -> None:
+    rates = LearningRates(encoder=1e-5, dynamics=2e-5, reward=3e-5, q=4e-5, policy=5e-5)
+    agent = make_agent(replace(CONFIG, lr=rates))
+    agent.update(make_batch(agent), agent.draw_noise())
+    groups = agent.learner.optimiser.param_groups + agent.learner.policy_optimiser.param_groups
+    assert {g["part"]: g["lr"] for g in groups} == {
+        "encoder": 1e-5, "dynamics": 2e-5, "reward": 3e-5, "q": 4e-5, "policy": 5e-5,
+    }  # fmt: skip
+
+
+def test_learning_rate_schedules() -> None:
+    linear = rate_schedule(replace(CONFIG, schedule=LinearRate(100, 0.5, 10)))
+    assert linear.value(9) == pytest.approx(1.0)
+    assert linear.value(60) == pytest.approx(0.75)
+    assert linear.value(1000) == 0.5
+    cosine = rate_schedule(replace(CONFIG, schedule=CosineRate(100, 0.0)))
+    assert cosine.value(50) == pytest.approx(0.5)
+    assert rate_schedule(replace(CONFIG, schedule=ConstantRate())).value(10**6) == 1.0
+
+
+def test_the_schedule_reaches_the_optimiser() -> None:
+    agent = make_agent(replace(CONFIG, schedule=LinearRate(2, 0.5)))
+    lrs = [agent.update(make_batch(agent), agent.draw_noise())["lr"] for _ in range(4)]
+    assert lrs == pytest.approx([3e-4, 2.25e-4, 1.5e-4, 1.5e-4])
+
+
+def test_discount_is_taken_from_the_episode_length_or_set() -> None:
+    assert make_agent().gamma == pytest.approx(0.99)
+    assert make_agent(replace(CONFIG, gamma=0.9)).gamma == 0.9
+    with pytest.raises(ConfigError, match=r"set --agent\.gamma"):
+        make_agent(spec=make_spec(max_episode_steps=None))
+
+
+def test_episodic_follows_the_task_unless_set() -> None:
+    assert make_agent().model.termination is None
+    assert make_agent(spec=make_spec(terminates=True)).model.termination is not None
+    off = replace(CONFIG, episodic=False)
+    assert make_agent(off, spec=make_spec(terminates=True)).model.termination is None
+
+
+# ---- saving ----
+
+
+def test_saved_and_loaded_agent_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    straight, saved, fresh = make_agent(), make_agent(), make_agent(seed=9)
+    for agent in (straight, saved):
+        fill(agent)
+        agent.train(3)
+    saved.save(tmp_path / "agent")
+    fresh.load(tmp_path / "agent")
+    straight.train(3)
+    fresh.train(3)
+    (json_a, a), (json_b, b) = straight.state(), fresh.state()
+    assert json_a == json_b
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        assert torch.equal(value, b[name]), name
+
+
+def test_loaded_for_acting_has_neither_replay_nor_optimisers(tmp_path: Path) -> None:
+    agent = make_agent()
+    fill(agent)
+    agent.train(1)
+    agent.save(tmp_path / "agent")
+    actor = make_agent(seed=9, for_acting=True)
+    actor.load(tmp_path / "agent")
+    assert not hasattr(actor, "learner")
+    with pytest.raises(ForethoughtError, match="for acting only"):
+        _ = actor.replay
+    obs = np.ones((1, OBS), np.float32)
+    actions = [
+        a.act_batch(obs, a.new_state(1, Streams(3), "x"), np.array([True]), [{}], False)[0]
+        for a in (agent, actor)
+    ]
+    np.testing.assert_array_equal(*actions)
+
+
+def test_acting_state_round_trips() -> None:
+    agent = make_agent()
+    obs, first = np.ones((2, OBS), np.float32), np.array([False, False])
+    _, state = agent.act_batch(
+        obs, agent.new_state(2, Streams(3), "x"), np.array([True, True]), [{}] * 2, True
+    )
+    json, tensors = agent.acting_state(state)
+    tensors = {k: v.clone() for k, v in tensors.items()}
+    expected, _ = agent.act_batch(obs, state, first, [{}] * 2, True)
+    restored = agent.restore_acting_state(agent.new_state(2, Streams(4), "y"), json, tensors)
+    again, _ = agent.act_batch(obs, restored, first, [{}] * 2, True)
+    np.testing.assert_array_equal(expected, again)
+
+
+def test_any_replay_with_the_same_sample_can_take_its_place() -> None:
+    agent = make_agent()
+
+    class Dataset:
+        def sample(self, batch: int) -> Batch:
+            return make_batch(agent)
+
+    agent.replay = Dataset()  # type: ignore[assignment]
+    assert agent.train(2)["nonfinite"] == 0
+
+
+def test_transitions_replay_works_too() -> None:
+    agent = make_agent()
+    agent.replay_config = TransitionReplayConfig(capacity_rows=500)
+    fill(agent)
+    assert np.isfinite(agent.train(2)["total_loss"])
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Discrete(3),
+        gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        gymnasium.spaces.Box(-1, 1, (2, 2), np.float32),
+    ],
+    ids=str,
+)
+def test_actions_it_cannot_take_are_refused(space: gymnasium.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match="tdmpc2 takes continuous actions"):
+        make_agent(spec=make_spec(action_space=space))
+
+
+def test_observations_it_cannot_take_are_refused() -> None:
+    images = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    with pytest.raises(ConfigError, match="observations that are one vector"):
+        make_agent(spec=make_spec(observation_space=images))
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (lambda: TDMPC2Config(gamma=1.5), "agent.gamma is 1.5, but must be above 0 and at most 1"),
+        (lambda: TDMPC2Config(horizon=0), "agent.horizon is 0"),
+        (lambda: TDMPC2Config(batch_size=0), "agent.batch_size is 0"),
+        (lambda: TDMPC2Config(tau=0.0), "agent.tau is 0.0"),
+        (lambda: TDMPC2Config(rho=2.0), "agent.rho is 2.0"),
+        (lambda: TDMPC2Config(returns=NStep(4)), "agent.returns.n is 4"),
+        (lambda: PlannerConfig(samples=32, elites=64), "agent.planner.elites is 64"),
+        (lambda: PlannerConfig(samples=8, elites=4, policy_samples=8), "policy_samples is 8"),
+        (lambda: ModelConfig(latent_dim=12), "agent.model.latent_dim is 12"),
+        (lambda: ModelConfig(num_q=1), "agent.model.num_q is 1"),
+        (lambda: LearningRates(q=0.0), "agent.lr.q is 0.0"),
+    ],
+)
+def test_values_out_of_range_are_refused(build: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build()
+    assert sentence in str(error.value)
+
+
+def test_eight_iterations_from_twenty_action_dimensions_on() -> None:
+    assert PlannerConfig().iterations_for(19) == 6
+    assert PlannerConfig().iterations_for(20) == 8
+    assert PlannerConfig(iterations=3).iterations_for(20) == 3
