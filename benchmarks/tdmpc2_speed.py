@@ -19,7 +19,6 @@ import gymnasium
 import numpy as np
 import torch
 import torch.nn.functional as F
-from results import median_p10, write
 
 from forethought.agents.tdmpc2.agent import TDMPC2
 from forethought.agents.tdmpc2.config import ModelConfig, TDMPC2Config
@@ -27,6 +26,7 @@ from forethought.config import EpisodeReplayConfig
 from forethought.replay import Batch
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
+from results import median_p10, write
 
 GFLOP = {5: {"plan": 31.7, "update": 29.0}, 1: {"plan": 12.2, "update": 8.4}}
 """Least work in matrix products, from the shapes of cheetah-run (17 observations, 6 actions)."""
