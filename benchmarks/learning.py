@@ -84,7 +84,9 @@ def curve(run: Path) -> list[list[float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/learning"), help="folder for the runs"
+    )
     parser.add_argument("--preset", default="tdmpc2_small")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

@@ -79,7 +79,7 @@ def peak_gflops(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, tries: int = 
 
 def measure(size: int, rounds: int, compile_: str) -> dict[str, Any]:
     agent, obs = make_agent(size, compile_), np.random.default_rng(0).normal(size=(1, OBS))
-    print(f"size {size}: {agent.log_architecture()['total']:,} parameters. {agent.compile_note}")
+    print(f"size {size}: {agent.log_architecture()['total']:,} parameters. {' '.join(agent.notes)}")
     batch = make_batch(agent)
     state = agent.new_state(1, Streams(1), "planner")
     first = np.array([False])

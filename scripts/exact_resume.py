@@ -23,21 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from forethought import files
-from forethought.tracking import TIME_COLUMNS
+from forethought.tracking import TIME_COLUMNS, RunDirectory
 from forethought.tracking.run_directory import git_commit
 
 TASKS = {
     "dmc:hopper-hop": ["--env.num-envs", "2", "--env.workers"],
     "gym:Pendulum-v1": [],
 }
-OPTIONS = ["--preset", "debug", "--track.no-console"]
-# Of the debug preset: episodes of 50 decisions, a burst of 20 updates at step 100, evaluations at
-# 200 and 400 (of 50 steps), a checkpoint every 100.
+# The debug preset has episodes of 50 decisions, a burst of 20 updates at step 100, evaluations at
+# 200 and 400. A checkpoint every 70 steps falls inside episodes, which must then be stepped again.
+OPTIONS = ["--preset", "debug", "--track.no-console", "--train.checkpoint-every-agent-steps", "70"]
 MOMENTS = {
     "mid-episode": "step-270",
     "in the burst": "update-11",
     "in an evaluation": "evaluation-1-25",
-    "in a save": "save-300",
+    "in a save": "save-280",
 }
 CSV_FILES = ("train.csv", "episodes.csv", "eval.csv")
 PAUSE_SECONDS = 120
@@ -109,17 +109,22 @@ def compare(
     task: str, case: str, undisturbed: Path, other: Path, must_equal: bool
 ) -> dict[str, Any]:
     found = differences(undisturbed, other)
+    resumed = [event for event in RunDirectory.open(other).events() if event["kind"] == "resumed"]
+    found += [
+        f"lost episodes {event['lost_episodes']}" for event in resumed if event["lost_episodes"]
+    ]
     right = (not found) == must_equal
     row = {
         "task": task,
         "case": case,
         "must_be": "equal" if must_equal else "different",
+        "resumed_from": [event["checkpoint"] for event in resumed],
         "differences": len(found),
         "first_differences": found[:5],
         "right": right,
     }
     verdict = "equal" if not found else f"{len(found)} differences"
-    print(f"{task:<18}{case:<22}{verdict:<20}{'ok' if right else 'WRONG'}", flush=True)
+    print(f"{task:<18}{case:<25}{verdict:<20}{'ok' if right else 'WRONG'}", flush=True)
     return row
 
 

@@ -22,6 +22,7 @@ from forethought.config import RunConfig, build_run_config
 from forethought.replay import Replay
 from forethought.seeding import Streams
 from forethought.tracking import TIME_COLUMNS, read_rows
+from forethought.training.evaluate import EvalResult, Evaluator
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,17 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
         config="tests.stub_agent:StubConfig",
     )
     monkeypatch.setitem(registry.AGENTS, "stub", entry)
+
+
+def give_scores(monkeypatch: pytest.MonkeyPatch, random: float, scores: Sequence[float]) -> None:
+    """Puts these scores in the place of played evaluations."""
+    coming = iter(scores)
+
+    def result(policy: str, score: float) -> EvalResult:
+        return EvalResult("t", policy, (score,), (1,), (0,), (True,), (False,), (None,), ())
+
+    monkeypatch.setattr(Evaluator, "random", lambda self, **polls: result("random", random))
+    monkeypatch.setattr(Evaluator, "agent", lambda *args, **polls: result("stub", next(coming)))
 
 
 def stub_run(task: str = "gym:Pendulum-v1", **layers: Any) -> RunConfig:

@@ -11,11 +11,11 @@ import pytest
 from forethought import files
 from forethought.config import ForethoughtError
 from forethought.files import FileError
-from forethought.tracking import RunDirectory
+from forethought.tracking import RunDirectory, read_rows
 from forethought.training.build import load_agent
 from forethought.training.checkpoint import Checkpoints
 from forethought.training.loop import resume_run, train_run
-from tests.stub_agent import register, stub_run, training_record
+from tests.stub_agent import give_scores, register, stub_run, training_record
 
 
 @pytest.fixture(autouse=True)
@@ -40,20 +40,8 @@ def flip_a_bit(file: Path) -> None:
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path, monkeypatch):
-    """The best (step 100) survives two newer ones; scores are put in the evaluation's place."""
-    from forethought.training.evaluate import EvalResult
-
-    scores = iter([-50.0, 10.0, 5.0, 4.0, 3.0])  # random play first
-    monkeypatch.setattr(EvalResult, "mean", property(lambda self: self.score), raising=True)
-    monkeypatch.setattr(EvalResult, "score", None, raising=False)
-    original = EvalResult.of.__func__
-
-    def scored(cls, *arguments):
-        result = original(cls, *arguments)
-        object.__setattr__(result, "score", next(scores))
-        return result
-
-    monkeypatch.setattr(EvalResult, "of", classmethod(scored))
+    """The best (step 100) survives two newer ones."""
+    give_scores(monkeypatch, random=0.0, scores=[10.0, 5.0, 9.0, 8.0])
     run = train_run(stub_run(eval={"every_agent_steps": 100}), tmp_path / "run").path
     assert names(run) == ["step-000000100", "step-000000300", "step-000000400"]
     assert RunDirectory.open(run).run_json["best"] == {"step": 100, "eval_score": 10.0}
@@ -72,17 +60,9 @@ def test_the_catalog_lists_step_frames_path_score_time_and_hash(run):
         folder = run / "checkpoints" / entry["path"]
         assert files.verify(folder).sha256 == entry["sha256"]
     scored = {entry["step"]: entry["eval_score"] for entry in entries}
-    assert scored[300] == pytest.approx(load_eval_scores(run)[300])
-
-
-def load_eval_scores(run: Path) -> dict[int, float]:
-    return {int(r["agent_steps"]): float(r["return_mean"]) for r in training_record_rows(run)}
-
-
-def training_record_rows(run: Path) -> list[dict[str, str]]:
-    from forethought.tracking import read_rows
-
-    return read_rows(run / "eval.csv")[0]
+    evaluated = {int(r["agent_steps"]): r["return_mean"] for r in read_rows(run / "eval.csv")[0]}
+    assert {step for step, score in scored.items() if score is not None} == {200, 300}
+    assert {step: repr(scored[step]) for step in evaluated} == evaluated
 
 
 def test_replay_blocks_live_as_long_as_a_checkpoint_names_them(tmp_path):

@@ -39,31 +39,51 @@ def mish_by_definition(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)
-def test_norm_mish_and_its_gradient(kernels: Kernels, dropped: bool, dtype: torch.dtype) -> None:
+def test_norm_mish_and_its_gradient(
+    kernels: Kernels, biased: bool, dropped: bool, dtype: torch.dtype
+) -> None:
     x, w, b = (v.to(dtype).requires_grad_() for v in (normal(33, 48), normal(48), normal(48)))
+    pre = normal(1, 48)[0].to(dtype).requires_grad_() if biased else None
     keep = normal(33, 48, scale=2) > -1 if dropped else None
-    fast = kernels.norm_mish(x, w, b, keep, 1.25)
-    masked = x if keep is None else x * keep * 1.25
+    fast = kernels.norm_mish(x, pre, w, b, keep, 1.25)
+    biased = x if pre is None else x + pre
+    masked = biased if keep is None else biased * keep * 1.25
     slow = mish_by_definition(F.layer_norm(masked.double(), (48,), w.double(), b.double()))
     tolerance = 1e-10 if dtype is torch.float64 else 2e-5
     torch.testing.assert_close(fast.double(), slow, atol=tolerance, rtol=tolerance)
-    for a, e in zip(gradients(fast, x, w, b), gradients(slow, x, w, b), strict=True):
+    inputs = (x, w, b) if pre is None else (x, w, b, pre)
+    for a, e in zip(gradients(fast, *inputs), gradients(slow, *inputs), strict=True):
         torch.testing.assert_close(a.double(), e.double(), atol=10 * tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)
-def test_norm_simnorm_and_its_gradient(kernels: Kernels, dtype: torch.dtype) -> None:
+def test_two_layers_side_by_side_equal_each_alone(kernels: Kernels) -> None:
+    x, pre, w, b = (
+        normal(*s, dtype=torch.float32) for s in ((7, 2, 16), (2, 16), (2, 16), (2, 16))
+    )
+    together = kernels.norm_mish(x, pre, w, b)
+    for s in range(2):
+        alone = kernels.norm_mish(x[:, s].contiguous(), pre[s], w[s], b[s])
+        torch.testing.assert_close(together[:, s], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)
+def test_norm_simnorm_and_its_gradient(kernels: Kernels, biased: bool, dtype: torch.dtype) -> None:
     x, w, b = (
         v.to(dtype).requires_grad_() for v in (normal(33, 48), normal(48, scale=4), normal(48))
     )
-    fast = kernels.norm_simnorm(x, w, b, 8)
-    h = F.layer_norm(x.double(), (48,), w.double(), b.double())
+    pre = normal(1, 48)[0].to(dtype).requires_grad_() if biased else None
+    fast = kernels.norm_simnorm(x, pre, w, b, 8)
+    h = F.layer_norm((x if pre is None else x + pre).double(), (48,), w.double(), b.double())
     slow = torch.softmax(h.view(33, 6, 8), -1).view(33, 48)
     tolerance = 1e-10 if dtype is torch.float64 else 2e-5
     torch.testing.assert_close(fast.double(), slow, atol=tolerance, rtol=tolerance)
-    for a, e in zip(gradients(fast, x, w, b), gradients(slow, x, w, b), strict=True):
+    inputs = (x, w, b) if pre is None else (x, w, b, pre)
+    for a, e in zip(gradients(fast, *inputs), gradients(slow, *inputs), strict=True):
         torch.testing.assert_close(a.double(), e.double(), atol=10 * tolerance, rtol=tolerance)
 
 
@@ -71,9 +91,9 @@ def test_norm_simnorm_and_its_gradient(kernels: Kernels, dtype: torch.dtype) -> 
 def test_activations_without_gradient_equal_those_with(kernels: Kernels) -> None:
     x, w, b = normal(5, 16, dtype=torch.float32), torch.ones(16), torch.zeros(16)
     with torch.inference_mode():
-        plain = kernels.norm_mish(x, w, b, None, 1.0), kernels.norm_simnorm(x, w, b, 8)
+        plain = kernels.norm_mish(x, None, w, b), kernels.norm_simnorm(x, None, w, b, 8)
     w = w.requires_grad_()
-    grad = kernels.norm_mish(x, w, b, None, 1.0), kernels.norm_simnorm(x, w, b, 8)
+    grad = kernels.norm_mish(x, None, w, b), kernels.norm_simnorm(x, None, w, b, 8)
     for a, e in zip(plain, grad, strict=True):
         assert torch.equal(a, e.detach())
 
@@ -84,13 +104,13 @@ def test_extreme_inputs_stay_finite_and_nan_is_not_hidden(kernels: Kernels) -> N
     x = normal(4, 16, dtype=torch.float32)
     w = torch.ones(16)
     bias = torch.tensor([200.0, -200.0] * 8)
-    y = kernels.norm_mish(x, w, bias, None, 1.0)
+    y = kernels.norm_mish(x, None, w, bias)
     torch.testing.assert_close(y[:, ::2], F.layer_norm(x, (16,), w, bias)[:, ::2])
     assert y[:, 1::2].abs().max() < 1e-30
-    assert torch.isfinite(kernels.norm_simnorm(x, 300 * w, bias, 8)).all()
+    assert torch.isfinite(kernels.norm_simnorm(x, None, 300 * w, bias, 8)).all()
     x[1, 3] = math.nan
-    assert kernels.norm_mish(x, w, bias, None, 1.0)[1].isnan().all()
-    assert kernels.norm_simnorm(x, w, bias, 8)[1].isnan().all()
+    assert kernels.norm_mish(x, None, w, bias)[1].isnan().all()
+    assert kernels.norm_simnorm(x, None, w, bias, 8)[1].isnan().all()
 
 
 def test_no_compiler_is_one_sentence_and_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +187,15 @@ def test_gradients_are_clipped_to_one_joint_norm() -> None:
     a, b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     a.grad, b.grad = torch.tensor([3.0]), torch.tensor([4.0])
     norm = clip_gradients([a, b], 1.0)
-    assert norm.item() == pytest.approx(5.0)
+    assert norm == pytest.approx(5.0)
     assert (a.grad.item(), b.grad.item()) == pytest.approx((0.6, 0.8), rel=1e-5)
+
+
+def test_gradients_below_the_limit_stay_as_they_are() -> None:
+    a = nn.Parameter(torch.zeros(1))
+    a.grad = torch.tensor([3.0])
+    assert clip_gradients([a], 20.0) == 3.0
+    assert a.grad.item() == 3.0
 
 
 def test_optimiser_state_round_trips_bit_for_bit() -> None:

@@ -183,7 +183,7 @@ def command(*words: str) -> list[str]:
 
 def test_a_real_kill_of_the_real_agent_resumes_exactly(tmp_path):
     """One kill -9 in the burst, through the command line; scripts/exact_resume.py does them all."""
-    common = ["--preset", "debug", "--steps", "150", "--eval.every-agent-steps", "0"]
+    common = ["--preset", "debug", "--steps", "150", "--train.checkpoint-every-agent-steps", "70"]
     train = command("train", "tdmpc2", "gym:Pendulum-v1", *common, "--track.no-console")
     subprocess.run([*train, "--out", str(tmp_path / "a")], check=True, capture_output=True)
     environment = {**os.environ, "FORETHOUGHT_PAUSE_AT": "update-12:60"}

@@ -20,7 +20,7 @@ from forethought.tracking import RunDirectory, read_rows
 from forethought.training.device import resolve_device
 from forethought.training.loop import train_run
 from forethought.training.signals import Stop
-from tests.stub_agent import register, stub_run, training_record
+from tests.stub_agent import give_scores, register, stub_run, training_record
 from tests.stubs import FaultyEnv
 
 
@@ -118,6 +118,19 @@ def test_nan_gradients_skip_100_updates_and_halt_at_the_next(tmp_path):
     assert data["gates"]["nonfinite_in_a_row"] == 101
     assert data["recent_updates"][-1]["grad_norm"] == "nan"
     assert data["config"]["agent_name"] == "stub"
+
+
+@pytest.mark.parametrize(
+    ("random", "scores", "tags"),
+    [(0.0, [10, 4, 4, 4], ["needs-inspection"]), (-21.0, [-4, -5, -5, -5], [])],
+)
+def test_a_run_whose_score_collapses_is_tagged(tmp_path, monkeypatch, random, scores, tags):
+    """dqn.md, finding 3, with Pong's scores as the counterexample."""
+    give_scores(monkeypatch, random, scores)
+    run = train_run(stub_run(eval={"every_agent_steps": 100}), tmp_path / "run")
+    assert RunDirectory.open(run.path).run_json["tags"] == tags
+    kinds = [event["kind"] for event in RunDirectory.open(run.path).events()]
+    assert kinds.count("evaluation-drop") == len(tags)
 
 
 def test_an_error_in_the_update_reaches_the_caller(tmp_path):

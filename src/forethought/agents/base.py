@@ -33,7 +33,9 @@ class Agent(ABC):
 
     name: ClassVar[str]
     metric_names: tuple[str, ...]
-    """Every key that `train` may return."""
+    """Every key that `train` and `acting_statistics` may return."""
+    notes: tuple[str, ...] = ()
+    """Sentences about how it was built, told when a run starts."""
 
     def __init__(
         self,
@@ -72,6 +74,10 @@ class Agent(ABC):
     @abstractmethod
     def act_with_stats(self, obs: Any, explore: bool = False) -> tuple[Any, dict[str, float]]:
         """One environment's action, and what the planner thought."""
+
+    def acting_statistics(self, state: Any) -> Metrics:
+        """What a person may want to know about the last decision made with this state."""
+        return {}
 
     def act(self, obs: Any, explore: bool = False) -> Any:
         """The action for one environment; the agent keeps the state between calls."""

@@ -1,4 +1,5 @@
-/* LayerNorm followed by Mish or SimNorm, forward and backward, one pass over each row.
+/* A linear layer's bias, dropout, LayerNorm and Mish or SimNorm, forward and backward, in one pass
+ * over each row.
  *
  * On a CPU these two activations cost as much as the matrix products between them when they are
  * written as tensor operations. Built on first use by kernels.py, which also states the formulas.
@@ -31,14 +32,16 @@ static inline float clamp(float x, float low, float high) {
     return x > high ? high : x;
 }
 
-/* The row after dropout (keep may be null), its mean and 1/std. */
-static inline void normalise(const float *x, const uint8_t *keep, float scale, int64_t d,
-                             float *out, float *mean, float *rstd) {
+/* out = normalised (x + pre) * dropout; pre and keep may be null. */
+static inline void normalise(const float *x, const float *pre, const uint8_t *keep, float scale,
+                             int64_t d, float *out, float *mean, float *rstd) {
     float sum = 0.0f, square = 0.0f;
-    if (keep)
-        for (int64_t j = 0; j < d; j++) out[j] = x[j] * (keep[j] ? scale : 0.0f);
+    if (pre)
+        for (int64_t j = 0; j < d; j++) out[j] = x[j] + pre[j];
     else
         for (int64_t j = 0; j < d; j++) out[j] = x[j];
+    if (keep)
+        for (int64_t j = 0; j < d; j++) out[j] *= keep[j] ? scale : 0.0f;
     for (int64_t j = 0; j < d; j++) sum += out[j];
     float m = sum / d;
     for (int64_t j = 0; j < d; j++) { float c = out[j] - m; square += c * c; }
@@ -48,17 +51,32 @@ static inline void normalise(const float *x, const uint8_t *keep, float scale, i
     *rstd = k;
 }
 
-/* y = mish(LN(x)); mish(h) = h n / (n + 2), n = e^h (e^h + 2). */
-void norm_mish(const float *restrict x, const uint8_t *restrict keep, float scale,
-               const float *restrict weight, const float *restrict bias, float *restrict y,
-               float *restrict stats, int64_t rows, int64_t d) {
+/* The same row again for the backward pass, from the mean and 1/std that the forward pass kept. */
+static inline void normalise_again(const float *x, const float *pre, const uint8_t *keep,
+                                   float scale, int64_t d, float *out, float m, float k) {
+    if (pre)
+        for (int64_t j = 0; j < d; j++) out[j] = x[j] + pre[j];
+    else
+        for (int64_t j = 0; j < d; j++) out[j] = x[j];
+    if (keep)
+        for (int64_t j = 0; j < d; j++) out[j] *= keep[j] ? scale : 0.0f;
+    for (int64_t j = 0; j < d; j++) out[j] = (out[j] - m) * k;
+}
+
+/* y = mish(LN(x + pre)); mish(h) = h n / (n + 2), n = e^h (e^h + 2). Row i has the parameters of
+ * set i % sets, so that layers which share an input can share one matrix product. */
+void norm_mish(const float *restrict x, const float *restrict pre, const uint8_t *restrict keep,
+               float scale, const float *restrict weight, const float *restrict bias,
+               float *restrict y, float *restrict stats, int64_t rows, int64_t d, int64_t sets) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++) {
+        int64_t set = (i % sets) * d;
+        const float *w = weight + set, *b = bias + set;
         float *o = y + i * d, m, k;
-        normalise(x + i * d, keep ? keep + i * d : 0, scale, d, o, &m, &k);
+        normalise(x + i * d, pre ? pre + set : 0, keep ? keep + i * d : 0, scale, d, o, &m, &k);
         if (stats) { stats[2 * i] = m; stats[2 * i + 1] = k; }
         for (int64_t j = 0; j < d; j++) {
-            float h = o[j] * weight[j] + bias[j];
+            float h = o[j] * w[j] + b[j];
             float e = exp_f(clamp(h, -87.0f, 20.0f));
             float n = e * (e + 2.0f);
             o[j] = h * (n / (n + 2.0f));
@@ -66,8 +84,9 @@ void norm_mish(const float *restrict x, const uint8_t *restrict keep, float scal
     }
 }
 
-/* LN's backward for one row: g is d loss / d (normalised x * weight + bias), hat the normalised
- * row; adds to the sums of the weight's and bias's gradients. */
+/* LN's backward for one row: g is d loss / d (normalised x * weight + bias) and becomes d loss / d
+ * (normalised x's origin); hat is the normalised row. Adds to the sums of weight's and bias's
+ * gradients. */
 static inline void norm_backward(float *restrict g, const float *restrict hat,
                                  const float *restrict weight, float k, int64_t d,
                                  float *restrict dweight, float *restrict dbias) {
@@ -84,25 +103,22 @@ static inline void norm_backward(float *restrict g, const float *restrict hat,
     for (int64_t j = 0; j < d; j++) g[j] = k * (g[j] - sum - hat[j] * dot);
 }
 
-/* dx and, per chunk, the sums for weight and bias: partial [chunks, 3, d], whose third row is
- * scratch for the normalised row. */
+/* dx and, per chunk, sums of the gradients of weight, bias and pre: partial [chunks, 4, d], whose
+ * fourth row is scratch for the normalised row. */
 void norm_mish_backward(const float *restrict grad, const float *restrict x,
-                        const uint8_t *restrict keep, float scale, const float *restrict weight,
-                        const float *restrict bias, const float *restrict stats,
-                        float *restrict dx, float *restrict partial, int64_t chunks, int64_t rows,
-                        int64_t d) {
+                        const float *restrict pre, const uint8_t *restrict keep, float scale,
+                        const float *restrict weight, const float *restrict bias,
+                        const float *restrict stats, float *restrict dx, float *restrict partial,
+                        int64_t chunks, int64_t rows, int64_t d) {
 #pragma omp parallel for schedule(static)
     for (int64_t c = 0; c < chunks; c++) {
-        float *dweight = partial + c * 3 * d, *dbias = dweight + d, *hat = dbias + d;
+        float *dweight = partial + c * 4 * d, *dbias = dweight + d, *dpre = dbias + d;
+        float *hat = dpre + d;
         for (int64_t i = c * rows / chunks; i < (c + 1) * rows / chunks; i++) {
-            const float *r = x + i * d, *g = grad + i * d;
+            const float *g = grad + i * d;
             const uint8_t *kept = keep ? keep + i * d : 0;
-            float *o = dx + i * d, m = stats[2 * i], k = stats[2 * i + 1];
-            if (kept)
-                for (int64_t j = 0; j < d; j++)
-                    hat[j] = (r[j] * (kept[j] ? scale : 0.0f) - m) * k;
-            else
-                for (int64_t j = 0; j < d; j++) hat[j] = (r[j] - m) * k;
+            float *o = dx + i * d, k = stats[2 * i + 1];
+            normalise_again(x + i * d, pre, kept, scale, d, hat, stats[2 * i], k);
             for (int64_t j = 0; j < d; j++) {
                 float h = hat[j] * weight[j] + bias[j];
                 float e = exp_f(clamp(h, -87.0f, 20.0f));
@@ -114,53 +130,64 @@ void norm_mish_backward(const float *restrict grad, const float *restrict x,
             norm_backward(o, hat, weight, k, d, dweight, dbias);
             if (kept)
                 for (int64_t j = 0; j < d; j++) o[j] *= kept[j] ? scale : 0.0f;
+            for (int64_t j = 0; j < d; j++) dpre[j] += o[j];
         }
     }
 }
 
-/* y = softmax over groups of `group` neighbours of LN(x). */
-void norm_simnorm(const float *restrict x, const float *restrict weight,
-                  const float *restrict bias, float *restrict y, float *restrict stats,
-                  int64_t rows, int64_t d, int64_t group) {
+/* Softmax over each group of neighbours, in place; inlined with a constant group it vectorises. */
+static inline void group_softmax(float *o, int64_t d, int64_t group) {
+    for (int64_t s = 0; s < d; s += group) {
+        float top = o[s];
+        for (int64_t j = 1; j < group; j++) top = o[s + j] > top ? o[s + j] : top;
+        for (int64_t j = 0; j < group; j++) o[s + j] -= top;
+    }
+    for (int64_t j = 0; j < d; j++) o[j] = exp_f(clamp(o[j], -87.0f, 0.0f));
+    for (int64_t s = 0; s < d; s += group) {
+        float sum = 0.0f;
+        for (int64_t j = 0; j < group; j++) sum += o[s + j];
+        sum = 1.0f / sum;
+        for (int64_t j = 0; j < group; j++) o[s + j] *= sum;
+    }
+}
+
+/* y = softmax over groups of `group` neighbours of LN(x + pre). */
+void norm_simnorm(const float *restrict x, const float *restrict pre,
+                  const float *restrict weight, const float *restrict bias, float *restrict y,
+                  float *restrict stats, int64_t rows, int64_t d, int64_t group) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++) {
         float *o = y + i * d, m, k;
-        normalise(x + i * d, 0, 1.0f, d, o, &m, &k);
+        normalise(x + i * d, pre, 0, 1.0f, d, o, &m, &k);
         if (stats) { stats[2 * i] = m; stats[2 * i + 1] = k; }
         for (int64_t j = 0; j < d; j++) o[j] = o[j] * weight[j] + bias[j];
-        for (int64_t s = 0; s < d; s += group) {
-            float top = o[s];
-            for (int64_t j = 1; j < group; j++) top = o[s + j] > top ? o[s + j] : top;
-            for (int64_t j = 0; j < group; j++) o[s + j] -= top;
-        }
-        for (int64_t j = 0; j < d; j++) o[j] = exp_f(clamp(o[j], -87.0f, 0.0f));
-        for (int64_t s = 0; s < d; s += group) {
-            float sum = 0.0f;
-            for (int64_t j = 0; j < group; j++) sum += o[s + j];
-            sum = 1.0f / sum;
-            for (int64_t j = 0; j < group; j++) o[s + j] *= sum;
-        }
+        if (group == 8)
+            group_softmax(o, d, 8);
+        else
+            group_softmax(o, d, group);
     }
 }
 
 void norm_simnorm_backward(const float *restrict grad, const float *restrict x,
-                           const float *restrict y, const float *restrict weight,
-                           const float *restrict stats, float *restrict dx,
-                           float *restrict partial, int64_t chunks, int64_t rows, int64_t d,
-                           int64_t group) {
+                           const float *restrict pre, const float *restrict y,
+                           const float *restrict weight, const float *restrict stats,
+                           float *restrict dx, float *restrict partial, int64_t chunks,
+                           int64_t rows, int64_t d, int64_t group) {
 #pragma omp parallel for schedule(static)
     for (int64_t c = 0; c < chunks; c++) {
-        float *dweight = partial + c * 3 * d, *dbias = dweight + d, *hat = dbias + d;
+        float *dweight = partial + c * 4 * d, *dbias = dweight + d, *dpre = dbias + d;
+        float *hat = dpre + d;
         for (int64_t i = c * rows / chunks; i < (c + 1) * rows / chunks; i++) {
-            const float *r = x + i * d, *g = grad + i * d, *s = y + i * d;
-            float *o = dx + i * d, m = stats[2 * i], k = stats[2 * i + 1];
-            for (int64_t j = 0; j < d; j++) hat[j] = (r[j] - m) * k;
+            const float *g = grad + i * d, *s = y + i * d;
+            float *o = dx + i * d, k = stats[2 * i + 1];
+            normalise_again(x + i * d, pre, 0, 1.0f, d, hat, stats[2 * i], k);
             for (int64_t b = 0; b < d; b += group) {
                 float dot = 0.0f;
                 for (int64_t j = 0; j < group; j++) dot += g[b + j] * s[b + j];
                 for (int64_t j = 0; j < group; j++) o[b + j] = s[b + j] * (g[b + j] - dot);
             }
             norm_backward(o, hat, weight, k, d, dweight, dbias);
+            for (int64_t j = 0; j < d; j++) dpre[j] += o[j];
         }
     }
 }

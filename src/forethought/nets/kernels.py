@@ -33,35 +33,63 @@ EPS = 1e-5  # LayerNorm's, also in kernels.c
 
 
 class Kernels(Protocol):
-    """What a layer needs. `keep` marks the units that dropout leaves, `scale` is 1 / (1 - p)."""
+    """What a layer needs after its matrix product x.
+
+    `pre` is the layer's bias, where it has not been added yet; `keep` marks the units that dropout
+    leaves, `scale` is 1 / (1 - p). Parameters of shape [S, d] belong to S layers side by side, for
+    x of shape [..., S, d].
+    """
+
+    adds_bias: bool
+    """Whether it is faster to leave the bias to the kernel."""
 
     def norm_mish(
-        self, x: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None, scale: float
+        self,
+        x: Tensor,
+        pre: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor: ...
 
-    def norm_simnorm(self, x: Tensor, weight: Tensor, bias: Tensor, group: int) -> Tensor: ...
+    def norm_simnorm(
+        self, x: Tensor, pre: Tensor | None, weight: Tensor, bias: Tensor, group: int
+    ) -> Tensor: ...
 
 
 class TorchKernels:
     """Plain tensor operations: the reference, and the fallback."""
 
-    def norm_mish(
-        self, x: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None, scale: float
-    ) -> Tensor:
-        if keep is not None:
-            x = x * keep * scale
-        h = F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
-        return _Mish.apply(h) if h.requires_grad else _mish(h)  # type: ignore[no-untyped-call]
+    adds_bias = False
 
-    def norm_simnorm(self, x: Tensor, weight: Tensor, bias: Tensor, group: int) -> Tensor:
-        h = F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
+    def norm_mish(
+        self,
+        x: Tensor,
+        pre: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        x = x if pre is None else x + pre
+        x = x if keep is None else x * keep * scale
+        h = _layer_norm(x, weight, bias)
+        return _Mish.apply(h) if h.requires_grad else _gate(h).mul_(h)  # type: ignore[no-untyped-call]
+
+    def norm_simnorm(
+        self, x: Tensor, pre: Tensor | None, weight: Tensor, bias: Tensor, group: int
+    ) -> Tensor:
+        h = _layer_norm(x if pre is None else x + pre, weight, bias)
         h = h.view(*h.shape[:-1], -1, group)
         y = _GroupSoftmax.apply(h) if h.requires_grad else _group_softmax(h)  # type: ignore[no-untyped-call]
         return y.flatten(-2)
 
 
-def _mish(h: Tensor) -> Tensor:
-    return _gate(h).mul_(h)
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if weight.ndim == 1:
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
+    return F.layer_norm(x, (x.shape[-1],), eps=EPS) * weight + bias
 
 
 def _gate(h: Tensor) -> Tensor:
@@ -110,31 +138,45 @@ class _GroupSoftmax(torch.autograd.Function):
 class NativeKernels:
     """The C functions, on float32 CPU tensors; anything else goes to the tensor operations."""
 
+    adds_bias = True  # else the product first copies the bias into every row of its result
+
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self.fallback = TorchKernels()
 
     def norm_mish(
-        self, x: Tensor, weight: Tensor, bias: Tensor, keep: Tensor | None, scale: float
+        self,
+        x: Tensor,
+        pre: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
         if not _native(x):
-            return self.fallback.norm_mish(x, weight, bias, keep, scale)
-        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-            y: Tensor = _NormMish.apply(self.library, x, weight, bias, keep, scale)  # type: ignore[no-untyped-call]
+            return self.fallback.norm_mish(x, pre, weight, bias, keep, scale)
+        if _wants_gradient(x, weight):
+            y: Tensor = _NormMish.apply(self.library, x, pre, weight, bias, keep, scale)  # type: ignore[no-untyped-call]
             return y
-        return _norm_mish(self.library, x.contiguous(), weight, bias, keep, scale, None)
+        return _norm_mish(self.library, x.contiguous(), pre, weight, bias, keep, scale, None)
 
-    def norm_simnorm(self, x: Tensor, weight: Tensor, bias: Tensor, group: int) -> Tensor:
+    def norm_simnorm(
+        self, x: Tensor, pre: Tensor | None, weight: Tensor, bias: Tensor, group: int
+    ) -> Tensor:
         if not _native(x):
-            return self.fallback.norm_simnorm(x, weight, bias, group)
-        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-            y: Tensor = _NormSimNorm.apply(self.library, x, weight, bias, group)  # type: ignore[no-untyped-call]
+            return self.fallback.norm_simnorm(x, pre, weight, bias, group)
+        if _wants_gradient(x, weight):
+            y: Tensor = _NormSimNorm.apply(self.library, x, pre, weight, bias, group)  # type: ignore[no-untyped-call]
             return y
-        return _norm_simnorm(self.library, x.contiguous(), weight, bias, group, None)
+        return _norm_simnorm(self.library, x.contiguous(), pre, weight, bias, group, None)
 
 
 def _native(x: Tensor) -> bool:
     return x.is_cpu and x.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
+def _wants_gradient(x: Tensor, weight: Tensor) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
 
 
 def _pointer(x: Tensor | None) -> int | None:
@@ -144,31 +186,42 @@ def _pointer(x: Tensor | None) -> int | None:
 def _norm_mish(
     library: ctypes.CDLL,
     x: Tensor,
+    pre: Tensor | None,
     weight: Tensor,
     bias: Tensor,
     keep: Tensor | None,
     scale: float,
     stats: Tensor | None,
 ) -> Tensor:
-    d = x.shape[-1]
-    y = torch.empty_like(x)
+    d, y = x.shape[-1], torch.empty_like(x)
     library.norm_mish(
-        x.data_ptr(), _pointer(keep), scale, weight.data_ptr(), bias.data_ptr(), y.data_ptr(),
-        _pointer(stats), x.numel() // d, d,
+        x.data_ptr(), _pointer(pre), _pointer(keep), scale, weight.data_ptr(), bias.data_ptr(),
+        y.data_ptr(), _pointer(stats), x.numel() // d, d, weight.numel() // d,
     )  # fmt: skip
     return y
 
 
 def _norm_simnorm(
-    library: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor, group: int, stats: Tensor | None
+    library: ctypes.CDLL,
+    x: Tensor,
+    pre: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    group: int,
+    stats: Tensor | None,
 ) -> Tensor:
-    d = x.shape[-1]
-    y = torch.empty_like(x)
+    d, y = x.shape[-1], torch.empty_like(x)
     library.norm_simnorm(
-        x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr(), _pointer(stats),
-        x.numel() // d, d, group,
+        x.data_ptr(), _pointer(pre), weight.data_ptr(), bias.data_ptr(), y.data_ptr(),
+        _pointer(stats), x.numel() // d, d, group,
     )  # fmt: skip
     return y
+
+
+def _room_for_gradients(x: Tensor) -> tuple[Tensor, Tensor, int]:
+    """dx, the partial sums of kernels.c, and into how many chunks the rows are cut."""
+    chunks = torch.get_num_threads()
+    return torch.empty_like(x), x.new_zeros(chunks, 4, x.shape[-1]), chunks
 
 
 class _NormMish(torch.autograd.Function):
@@ -177,6 +230,7 @@ class _NormMish(torch.autograd.Function):
         ctx: Any,
         library: ctypes.CDLL,
         x: Tensor,
+        pre: Tensor | None,
         weight: Tensor,
         bias: Tensor,
         keep: Tensor | None,
@@ -184,48 +238,55 @@ class _NormMish(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         stats = x.new_empty(x.numel() // x.shape[-1], 2)
-        y = _norm_mish(library, x, weight, bias, keep, scale, stats)
-        ctx.save_for_backward(x, weight, bias, keep, stats)
+        y = _norm_mish(library, x, pre, weight, bias, keep, scale, stats)
+        ctx.save_for_backward(x, pre, weight, bias, keep, stats)
         ctx.library, ctx.scale = library, scale
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, keep, stats = ctx.saved_tensors
-        grad, d, chunks = grads[0].contiguous(), x.shape[-1], torch.get_num_threads()
-        dx, partial = torch.empty_like(x), x.new_zeros(chunks, 3, d)
+        x, pre, weight, bias, keep, stats = ctx.saved_tensors
+        grad, d = grads[0].contiguous(), x.shape[-1]
+        dx, partial, chunks = _room_for_gradients(x)
         ctx.library.norm_mish_backward(
-            grad.data_ptr(), x.data_ptr(), _pointer(keep), ctx.scale, weight.data_ptr(),
-            bias.data_ptr(), stats.data_ptr(), dx.data_ptr(), partial.data_ptr(), chunks,
-            x.numel() // d, d,
+            grad.data_ptr(), x.data_ptr(), _pointer(pre), _pointer(keep), ctx.scale,
+            weight.data_ptr(), bias.data_ptr(), stats.data_ptr(), dx.data_ptr(),
+            partial.data_ptr(), chunks, x.numel() // d, d,
         )  # fmt: skip
-        total = partial.sum(0)
-        return None, dx, total[0], total[1], None, None
+        dweight, dbias, dpre, _ = partial.sum(0)
+        return None, dx, None if pre is None else dpre, dweight, dbias, None, None
 
 
 class _NormSimNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, library: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor, group: int
+        ctx: Any,
+        library: ctypes.CDLL,
+        x: Tensor,
+        pre: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        group: int,
     ) -> Tensor:
         x = x.contiguous()
         stats = x.new_empty(x.numel() // x.shape[-1], 2)
-        y = _norm_simnorm(library, x, weight, bias, group, stats)
-        ctx.save_for_backward(x, y, weight, stats)
+        y = _norm_simnorm(library, x, pre, weight, bias, group, stats)
+        ctx.save_for_backward(x, pre, y, weight, stats)
         ctx.library, ctx.group = library, group
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, weight, stats = ctx.saved_tensors
-        grad, d, chunks = grads[0].contiguous(), x.shape[-1], torch.get_num_threads()
-        dx, partial = torch.empty_like(x), x.new_zeros(chunks, 3, d)
+        x, pre, y, weight, stats = ctx.saved_tensors
+        grad, d = grads[0].contiguous(), x.shape[-1]
+        dx, partial, chunks = _room_for_gradients(x)
         ctx.library.norm_simnorm_backward(
-            grad.data_ptr(), x.data_ptr(), y.data_ptr(), weight.data_ptr(), stats.data_ptr(),
-            dx.data_ptr(), partial.data_ptr(), chunks, x.numel() // d, d, ctx.group,
+            grad.data_ptr(), x.data_ptr(), _pointer(pre), y.data_ptr(), weight.data_ptr(),
+            stats.data_ptr(), dx.data_ptr(), partial.data_ptr(), chunks, x.numel() // d, d,
+            ctx.group,
         )  # fmt: skip
-        total = partial.sum(0)
-        return None, dx, total[0], total[1], None
+        dweight, dbias, dpre, _ = partial.sum(0)
+        return None, dx, None if pre is None else dpre, dweight, dbias, None
 
 
 @lru_cache(maxsize=1)
@@ -240,10 +301,10 @@ def native_kernels() -> tuple[NativeKernels | None, str]:
     except (OSError, subprocess.SubprocessError) as problem:
         return None, f"The C kernels could not be built ({problem}), so tensor operations are used."
     pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    library.norm_mish.argtypes = [pointer, pointer, real, *[pointer] * 4, size, size]
-    library.norm_mish_backward.argtypes = [*[pointer] * 3, real, *[pointer] * 5, *[size] * 3]
-    library.norm_simnorm.argtypes = [*[pointer] * 5, *[size] * 3]
-    library.norm_simnorm_backward.argtypes = [*[pointer] * 7, *[size] * 4]
+    library.norm_mish.argtypes = [*[pointer] * 3, real, *[pointer] * 4, *[size] * 3]
+    library.norm_mish_backward.argtypes = [*[pointer] * 4, real, *[pointer] * 5, *[size] * 3]
+    library.norm_simnorm.argtypes = [*[pointer] * 6, *[size] * 3]
+    library.norm_simnorm_backward.argtypes = [*[pointer] * 8, *[size] * 4]
     how = f"built with {compiler}" if fresh else "taken from the cache"
     return NativeKernels(library), f"C kernels {how}: {path}."
 

@@ -37,14 +37,18 @@ class NormedLinear(nn.Linear):
         self.kernels: Kernels = TorchKernels()
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        if self.kernels.adds_bias:
+            return self.activate(F.linear(x, self.weight), keep, pre=self.bias)
         return self.activate(F.linear(x, self.weight, self.bias), keep)
 
-    def activate(self, y: Tensor, keep: Tensor | None = None) -> Tensor:
-        """What follows the matrix product; planners that share a product call it directly."""
-        norm = self.norm
+    def activate(
+        self, y: Tensor, keep: Tensor | None = None, *, pre: Tensor | None = None
+    ) -> Tensor:
+        """What follows the matrix product, to which the bias `pre` is added first if given."""
+        weight, bias = self.norm.weight, self.norm.bias
         if self.activation == "simnorm":
-            return self.kernels.norm_simnorm(y, norm.weight, norm.bias, self.simnorm_group)
-        return self.kernels.norm_mish(y, norm.weight, norm.bias, keep, 1 / (1 - self.dropout))
+            return self.kernels.norm_simnorm(y, pre, weight, bias, self.simnorm_group)
+        return self.kernels.norm_mish(y, pre, weight, bias, keep, 1 / (1 - self.dropout))
 
 
 class MLP(nn.Sequential):
@@ -73,18 +77,18 @@ class MLP(nn.Sequential):
         super().__init__(*layers)
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        first, *rest = self
-        x = first(x, keep) if keep is not None else first(x)
-        for layer in rest:
-            x = layer(x)
-        return x
+        first = self[0]
+        return self.after_hidden(first(x) if keep is None else first(x, keep))
 
     def after_first(self, y: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Go on from the first layer's matrix product, for callers that share parts of it."""
-        first, *rest = self
+        """Go on from the first layer's matrix product, bias included."""
+        first = self[0]
         assert isinstance(first, NormedLinear)
-        x = first.activate(y, keep)
-        for layer in rest:
+        return self.after_hidden(first.activate(y, keep))
+
+    def after_hidden(self, x: Tensor) -> Tensor:
+        """Go on from the first layer's output."""
+        for layer in list(self)[1:]:
             x = layer(x)
         return x
 

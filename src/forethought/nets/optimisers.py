@@ -14,9 +14,16 @@ def adam(groups: list[dict[str, Any]], eps: float) -> torch.optim.Adam:
     return torch.optim.Adam(groups, eps=eps, fused=True)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit`; returns the norm before."""
-    return nn.utils.clip_grad_norm_(parameters, limit, foreach=True)
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
+    """Scale all gradients so that their joint norm is at most `limit`; returns the norm before.
+
+    Nothing is written where nothing has to be scaled, which is nearly always.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = float(nn.utils.get_total_norm(gradients, foreach=True))
+    if norm > limit:
+        torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+    return norm
 
 
 def optimiser_tensors(

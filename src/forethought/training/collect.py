@@ -136,6 +136,7 @@ class Collector:
             nested.stack(self.obs), self.act_state, self.first, self.infos, explore=True
         )
         self.first = np.zeros_like(self.first)
+        self.tracker.add(self.agent.acting_statistics(self.act_state))
         return actions
 
     def _see(self, obs: Any, infos: Infos) -> None:

@@ -100,6 +100,7 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None) -> Run:
             else:
                 _restore(trainer, checkpoint)
             run.update(status="running")
+            _say_hello(trainer)
             trainer.tracker.start()
             status = _train(trainer, stop)
             trainer.save()  # the last one: a failure here raises
@@ -176,6 +177,19 @@ def _train(trainer: Trainer, stop: Stop) -> str:
             t.step()
     except EvaluationInterrupted:
         return "interrupted"
+
+
+def _say_hello(trainer: Trainer) -> None:
+    config, agent = trainer.config, trainer.agent
+    lines = [
+        f"{config.agent_name} on {config.task}, seed {config.seed}, in {trainer.run.path}",
+        f"{agent.log_architecture()['total']:,} parameters on {agent.device}; replay: "
+        f"{agent.replay.describe()}",
+        *agent.notes,
+    ]
+    trainer.tracker.event("about", lines=lines)
+    if config.track.console:
+        print("\n".join(lines), file=sys.stderr)
 
 
 def _say_farewell(trainer: Trainer, status: str) -> None:

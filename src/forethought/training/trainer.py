@@ -66,11 +66,7 @@ class Trainer:
         self.collector.begin()
         if self.config.train.checkpoint_every_agent_steps:
             self.save()
-        self.tracker.event(
-            "started",
-            replay=self.agent.replay.describe(),
-            parameters=self.agent.log_architecture(),
-        )
+        self.tracker.event("started", parameters=self.agent.log_architecture())
 
     # ---- pieces of work ----
 

@@ -24,11 +24,12 @@ from forethought.nets.kernels import native_kernels
 from forethought.nets.layers import use_kernels
 from forethought.nets.optimisers import adam, optimiser_tensors, restore_optimiser
 from forethought.nets.precision import autocast
-from forethought.planning.mppi import Plan
 from forethought.replay import Batch, Replay
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
 
+PLAN_METRICS = ("plan_value_max", "plan_value_mean", "plan_value_std", "plan_std_mean")
+"""Of the elites in a plan's last iteration, and of the first action's distribution."""
 PARTS = ("encoder", "dynamics", "reward", "termination", "q")
 """What the model's optimiser owns; the policy has its own."""
 
@@ -66,13 +67,13 @@ class TDMPC2(Agent):
         # Weights are drawn where every machine draws the same, then moved.
         self.model = WorldModel(obs_dim, action_dim, config, self.episodic, streams.torch("init"))
         self.model.to(device)
-        self.compile_note = ""
         if config.compile == "kernels":
-            kernels, self.compile_note = native_kernels()
+            kernels, note = native_kernels()
+            self.notes += (note,)
             if kernels is not None:
                 use_kernels(self.model, kernels)
         extra = ("termination_loss",) if self.episodic else ()
-        self.metric_names = METRICS + extra
+        self.metric_names = METRICS + extra + (PLAN_METRICS if config.mpc else ())
         self.updates = 0
         if not for_acting:
             self.update_stream = streams.torch("update", device=device)
@@ -106,8 +107,11 @@ class TDMPC2(Agent):
         info: Sequence[dict[str, Any]],
         explore: bool,
     ) -> tuple[NDArray[np.float32], ActState]:
-        action, state, _ = self._decide(obs, state, first, explore)
-        return action, state
+        x = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device)
+        begins = torch.as_tensor(first, device=self.device)
+        with torch.inference_mode(), autocast(self.config.precision, self.device):
+            action, state = decide(self.model, self.config, x, state, begins, self.gamma, explore)
+        return action.float().cpu().numpy(), state
 
     def act_with_stats(
         self, obs: Any, explore: bool = False
@@ -115,21 +119,21 @@ class TDMPC2(Agent):
         first = self._own_state is None
         if first:
             self._own_state = self.new_state(1, self.streams, "own-acting")
-        action, self._own_state, plan = self._decide(
-            np.asarray(obs)[None], self._own_state, np.array([first]), explore
+        action, self._own_state = self.act_batch(
+            np.asarray(obs)[None], self._own_state, np.array([first]), [{}], explore
         )
-        return action[0], planner_statistics(plan)
+        return action[0], self.acting_statistics(self._own_state)
 
-    def _decide(
-        self, obs: Any, state: ActState, first: NDArray[np.bool_], explore: bool
-    ) -> tuple[NDArray[np.float32], ActState, Plan | None]:
-        x = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device)
-        begins = torch.as_tensor(first, device=self.device)
-        with torch.inference_mode(), autocast(self.config.precision, self.device):
-            action, state, plan = decide(
-                self.model, self.config, x, state, begins, self.gamma, explore
-            )
-        return action.float().cpu().numpy(), state, plan
+    def acting_statistics(self, state: ActState) -> Metrics:
+        plan = state.plan
+        if plan is None:
+            return {}
+        return {
+            "plan_value_max": plan.values.max().item(),
+            "plan_value_mean": plan.values.mean().item(),
+            "plan_value_std": plan.values.std(correction=0).item(),
+            "plan_std_mean": plan.std[0].mean().item(),
+        }
 
     def acting_state(self, state: ActState) -> tuple[Json, Tensors]:
         return {}, {"mean": state.mean, "generator": state.generator.get_state()}
@@ -271,15 +275,3 @@ def rate_schedule(config: TDMPC2Config) -> Schedule:
             return Cosine(1.0, end, duration, warmup)
         case _:
             return Constant(1.0)
-
-
-def planner_statistics(plan: Plan | None) -> dict[str, float]:
-    """What the last iteration of a plan looked like; empty where the policy acted alone."""
-    if plan is None:
-        return {}
-    return {
-        "plan_value_max": plan.values.max().item(),
-        "plan_value_mean": plan.values.mean().item(),
-        "plan_value_std": plan.values.std().item() if plan.values.numel() > 1 else 0.0,
-        "plan_std_mean": plan.std[0].mean().item(),
-    }

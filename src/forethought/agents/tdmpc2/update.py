@@ -92,7 +92,7 @@ class Learner:
         total.backward()  # type: ignore[no-untyped-call]
         norm = clip_gradients(self.model_parameters, self.config.grad_clip_norm)
         metrics = {name: loss.item() for name, loss in losses.items()}
-        metrics |= {"grad_norm": norm.item(), "td_target_mean": y.mean().item()}
+        metrics |= {"grad_norm": norm, "td_target_mean": y.mean().item()}
         if not (math.isfinite(metrics["total_loss"]) and math.isfinite(metrics["grad_norm"])):
             return metrics | {"nonfinite": 1.0}
         self.optimiser.step()
@@ -173,14 +173,14 @@ class Learner:
         norm = clip_gradients(model.policy.parameters(), config.grad_clip_norm)
         metrics = {
             "policy_loss": loss.item(),
-            "policy_grad_norm": norm.item(),
+            "policy_grad_norm": norm,
             "policy_entropy": output.entropy.mean().item(),
             "q_mean": q.mean().item(),
             "q_max": q.max().item(),
             "q_scale": scale.item(),
             "lr": self.policy_optimiser.param_groups[0]["lr"],
         }
-        finite = math.isfinite(metrics["policy_loss"]) and math.isfinite(norm.item())
+        finite = math.isfinite(metrics["policy_loss"]) and math.isfinite(norm)
         if finite:
             self.scale.value = scale
             self.policy_optimiser.step()
