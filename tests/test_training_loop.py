@@ -225,6 +225,14 @@ def test_the_first_signal_sets_the_flag_and_the_second_leaves_at_once(monkeypatc
     assert signal.getsignal(getattr(signal, name)) is before
 
 
+def test_evaluation_episodes_have_a_limit_of_their_own(tmp_path):
+    limits = {"max_episode_steps": 30, "eval_max_episode_steps": 7}
+    run = train_run(stub_run(env=limits, steps=100), tmp_path / "run")
+    assert rows(run, "eval")[0]["lengths"] == "7;7"
+    assert rows(run, "eval")[0]["truncated"] == "1;1"
+    assert rows(run, "episodes")[0]["length_agent_steps"] == "30"
+
+
 def test_rewards_are_summed_raw(tmp_path):
     """Counter: rewards 1 to 5, so each episode returns 15 and succeeds."""
     run = train_run(stub_run("gym:tests.stubs:stub/Counter-v0", steps=100), tmp_path / "run")

@@ -98,7 +98,7 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None) -> Run:
             if checkpoint is None:
                 trainer.begin()
             else:
-                _restore(trainer, checkpoint)
+                trainer.restore(checkpoint)
             run.update(status="running")
             _say_hello(trainer)
             trainer.tracker.start()
@@ -123,17 +123,6 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None) -> Run:
         trainer.score,
         trainer.gates.random_score,
     )
-
-
-def _restore(trainer: Trainer, checkpoint: Path) -> None:
-    lost = trainer.restore(checkpoint)
-    trainer.tracker.event("resumed", checkpoint=checkpoint.name, lost_episodes=lost)
-    for i in lost:
-        log.warning(
-            "The open episode of environment %d did not come out the same when stepped again; it "
-            "is marked truncated and a new one begins, so this run is no longer exact.",
-            i,
-        )
 
 
 def _train(trainer: Trainer, stop: Stop) -> str:

@@ -150,10 +150,11 @@ class Trainer:
         }
         return data, tensors
 
-    def restore(self, folder: Path) -> list[int]:
+    def restore(self, folder: Path) -> None:
         """Becomes the run that wrote this checkpoint; CSV rows after it are cut off.
 
-        Returns the environments whose open episode could not be stepped again.
+        An open episode that does not come out the same when stepped again is told of: the run goes
+        on, but is no longer exact.
         """
         data, tensors = files.read_json(folder / "loop.json"), folder / "loop.safetensors"
         self.agent.load(folder, self.run.replay)
@@ -163,7 +164,14 @@ class Trainer:
         for name, part in self._counting_parts().items():
             part.restore(data[name])
         self.tracker.restore(data["tracker"])
-        return self.collector.restore(data["collector"], files.load_tensors(tensors))
+        lost = self.collector.restore(data["collector"], files.load_tensors(tensors))
+        self.tracker.event("resumed", checkpoint=folder.name, lost_episodes=lost)
+        for i in lost:
+            log.warning(
+                "The open episode of environment %d did not come out the same when stepped again; "
+                "it is marked truncated and a new one begins, so this run is no longer exact.",
+                i,
+            )
 
     def _own_state(self) -> dict[str, Any]:
         names = ("evaluations", "evaluation_pending", "score", "scored_at", "checkpoint_failures")
