@@ -10,14 +10,14 @@ import pytest
 
 from forethought.config import ConfigError
 from forethought.envs import VectorEnv
-from forethought.files import FileError
-from forethought.seeding import Streams
-from forethought.training.episodes import (
+from forethought.envs.episodes import (
     EvaluationError,
     EvaluationInterrupted,
     Played,
     run_episodes,
 )
+from forethought.files import FileError
+from forethought.seeding import Streams
 from forethought.training.evaluate import EvalResult, RandomPolicy, evaluate_target
 from forethought.training.loop import train_run
 from tests.stub_agent import register, stub_run

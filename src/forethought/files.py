@@ -49,7 +49,7 @@ fault_point: Callable[[str], None] = _no_fault
 Tests replace it to raise or kill exactly there."""
 
 
-def _reach(stage: str) -> None:
+def reach(stage: str) -> None:
     """Pass a fault point; FORETHOUGHT_PAUSE_AT=<stage>:<seconds> sleeps there, to be killed."""
     fault_point(stage)
     name, _, seconds = os.environ.get(PAUSE_VARIABLE, "").partition(":")
@@ -213,17 +213,17 @@ def publish(path: Path, meta: dict[str, Any] | None = None) -> Iterator[Path]:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        _reach("write")
+        reach("write")
         yield temporary
-        _reach("manifest")
+        reach("manifest")
         _finish(temporary, meta or {})
-        _reach("rename")
+        reach("rename")
         if path.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             path.rename(replaced)
         temporary.rename(path)
         fsync_dir(path.parent)
-        _reach("after-rename")
+        reach("after-rename")
     except OSError as error:
         raise _not_written(path, error) from error
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from forethought import files
 from forethought.config import ForethoughtError, ReplayConfig
+from forethought.envs import VectorEnv
+from forethought.envs.episodes import Played, run_episodes
 from forethought.replay import Replay
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
@@ -99,6 +102,12 @@ class Agent(ABC):
     def restore_acting_state(self, state: Any, json: Json, tensors: Tensors) -> Any:
         """The acting state that `acting_state` described; `state` is a fresh one to fill."""
 
+    def evaluate(self, env: VectorEnv, episodes: int = 10, seed: int = 1) -> Played:
+        """Play episodes without exploration; the acting state and streams are their own."""
+        streams = Streams(seed)
+        seeds = [streams.seed("eval", 0, episode) for episode in range(episodes)]
+        return run_episodes(AgentPolicy(self, streams, 0), env, seeds)
+
     # ---- learning ----
 
     @abstractmethod
@@ -165,3 +174,20 @@ class Agent(ABC):
         if "replay" in json and not self.for_acting:
             tensors = files.load_tensors(path / "replay.safetensors")
             self.replay.restore(json["replay"], tensors, replay_folder)
+
+
+@dataclass(frozen=True)
+class AgentPolicy:
+    """An agent without exploration, drawing from the stream ("eval-planner", index)."""
+
+    agent: Agent
+    streams: Streams
+    index: int
+
+    def start(self, num_envs: int) -> Any:
+        return self.agent.new_state(num_envs, self.streams, "eval-planner", self.index)
+
+    def act(
+        self, obs: Any, state: Any, first: NDArray[np.bool_], infos: Sequence[dict[str, Any]]
+    ) -> tuple[Any, Any]:
+        return self.agent.act_batch(obs, state, first, infos, explore=False)

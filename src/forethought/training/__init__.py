@@ -1,1 +1,1 @@
-"""Training: the loop, the episode runner, evaluation, checkpoints of a run, gates and signals."""
+"""Training: the loop, evaluation, checkpoints of a run, gates and signals."""

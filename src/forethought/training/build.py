@@ -13,7 +13,7 @@ from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
 from forethought.tracking import RunDirectory
 from forethought.training.checkpoint import Checkpoints
-from forethought.training.device import resolve_device, set_threads
+from forethought.training.device import keep_freed_memory, resolve_device, set_threads
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Parts:
 def build_parts(config: RunConfig) -> Parts:
     """The environments and the agent of a run that trains."""
     set_threads(config.train.threads)
+    keep_freed_memory()
     device = resolve_device(config.device)
     streams = Streams(config.seed)
     env = make_env(

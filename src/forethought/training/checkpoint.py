@@ -25,8 +25,7 @@ from torch import Tensor
 from forethought import files
 from forethought.agents.base import Agent
 from forethought.config import ConfigError
-from forethought.files import FileError
-from forethought.files import _reach as reach
+from forethought.files import FileError, reach
 from forethought.tracking import Catalog, RunDirectory
 
 State = tuple[dict[str, Any], dict[str, Tensor]]

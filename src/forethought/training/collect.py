@@ -21,11 +21,11 @@ from torch import Tensor
 
 from forethought.clock import Clock
 from forethought.envs import EpisodeLog, replay_episode
+from forethought.envs.episodes import legal_random, success_of
 from forethought.seeding import numpy_state, restore_numpy
 from forethought.spaces import nested
 from forethought.tracking import Tracker
 from forethought.training.build import Parts
-from forethought.training.episodes import legal_random, success_of
 
 Infos = dict[str, Any]
 State = tuple[dict[str, Any], dict[str, Tensor]]

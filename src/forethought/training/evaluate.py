@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought import config as conf
-from forethought.agents.base import Agent
+from forethought.agents.base import Agent, AgentPolicy
 from forethought.config import EnvConfig
 from forethought.envs import VectorEnv, make_env
+from forethought.envs.episodes import Played, Policy, legal_random, run_episodes
 from forethought.seeding import Streams
 from forethought.spaces import EnvSpec
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent, read_config
-from forethought.training.episodes import Played, Policy, legal_random, run_episodes
 
 PARALLEL_ENVS = 10  # environments that an evaluation steps together at most
 
@@ -123,23 +123,6 @@ class EvalResult:
             "seeds": self.seeds,
             "truncated": self.truncated,
         }
-
-
-@dataclass(frozen=True)
-class AgentPolicy:
-    """An agent without exploration, drawing from the stream ("eval-planner", index)."""
-
-    agent: Agent
-    streams: Streams
-    index: int
-
-    def start(self, num_envs: int) -> Any:
-        return self.agent.new_state(num_envs, self.streams, "eval-planner", self.index)
-
-    def act(
-        self, obs: Any, state: Any, first: NDArray[np.bool_], infos: Sequence[dict[str, Any]]
-    ) -> tuple[Any, Any]:
-        return self.agent.act_batch(obs, state, first, infos, explore=False)
 
 
 @dataclass(frozen=True)

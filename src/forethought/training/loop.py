@@ -21,11 +21,11 @@ import yaml
 
 from forethought import files
 from forethought.config import ConfigError, RunConfig, to_dict
+from forethought.envs.episodes import EvaluationInterrupted
 from forethought.files import FileError
 from forethought.tracking import RunDirectory, make_sinks
 from forethought.training.build import build_parts, read_config
 from forethought.training.checkpoint import Checkpoints
-from forethought.training.episodes import EvaluationInterrupted
 from forethought.training.signals import Stop
 from forethought.training.trainer import Trainer
 

@@ -14,8 +14,7 @@ from typing import Any
 from forethought import files
 from forethought.clock import Clock, Every, UpdateBudget
 from forethought.config import RunConfig, to_dict
-from forethought.files import FileError
-from forethought.files import _reach as reach
+from forethought.files import FileError, reach
 from forethought.tracking import RunDirectory, Sink, Tracker
 from forethought.training.build import Parts, seed_phase
 from forethought.training.checkpoint import Checkpoints, State
