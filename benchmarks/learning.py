@@ -51,7 +51,7 @@ def learn(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     else:
         forethought(
             "train", "tdmpc2", task, "--preset", options.preset, "--seed", str(seed),
-            "--steps", str(options.steps), "--out", str(run), log=log,
+            "--steps", str(options.steps), "--out", str(run), *options.flags, log=log,
         )  # fmt: skip
     text = forethought(
         "evaluate",
@@ -72,6 +72,7 @@ def learn(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "seeds": evaluation["seeds"],
         "random_return_mean": facts["random_score"],
         "commit": facts.get("git_commit"),
+        "compile": RunDirectory.open(run).config()["agent"]["compile"],
         "curve": curve(run),
     }
 
@@ -92,8 +93,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=50_000, help="agent steps of each run")
     parser.add_argument("--episodes", type=int, default=10, help="evaluation episodes")
+    parser.add_argument("--flags", nargs="*", default=[], help="further flags, without their --")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     options = parser.parse_args()
+    options.flags = [f"--{flag}" for flag in options.flags]
     options.out.mkdir(parents=True, exist_ok=True)
     # Seed by seed, so that a benchmark cut short has something of every task.
     work = [(task, seed) for seed in options.seeds for task in options.tasks]

@@ -32,51 +32,45 @@ static inline float clamp(float x, float low, float high) {
     return x > high ? high : x;
 }
 
-/* out = normalised (x + pre) * dropout; pre and keep may be null. */
-static inline void normalise(const float *x, const float *pre, const uint8_t *keep, float scale,
-                             int64_t d, float *out, float *mean, float *rstd) {
-    float sum = 0.0f, square = 0.0f;
-    if (pre)
-        for (int64_t j = 0; j < d; j++) out[j] = x[j] + pre[j];
+/* out = (x + pre) * dropout, and its sum; pre and keep may be null. */
+static inline float load_row(const float *x, const float *pre, const uint8_t *keep, float scale,
+                             int64_t d, float *out) {
+    float sum = 0.0f;
+    if (pre && keep)
+        for (int64_t j = 0; j < d; j++) {
+            out[j] = (x[j] + pre[j]) * (keep[j] ? scale : 0.0f);
+            sum += out[j];
+        }
+    else if (pre)
+        for (int64_t j = 0; j < d; j++) { out[j] = x[j] + pre[j]; sum += out[j]; }
+    else if (keep)
+        for (int64_t j = 0; j < d; j++) { out[j] = x[j] * (keep[j] ? scale : 0.0f); sum += out[j]; }
     else
-        for (int64_t j = 0; j < d; j++) out[j] = x[j];
-    if (keep)
-        for (int64_t j = 0; j < d; j++) out[j] *= keep[j] ? scale : 0.0f;
-    for (int64_t j = 0; j < d; j++) sum += out[j];
-    float m = sum / d;
+        for (int64_t j = 0; j < d; j++) { out[j] = x[j]; sum += out[j]; }
+    return sum;
+}
+
+/* Loads a row and finds its mean and 1/std, in two passes: one would cancel digits. */
+static inline void load_with_stats(const float *x, const float *pre, const uint8_t *keep,
+                                   float scale, int64_t d, float *out, float *stats) {
+    float m = load_row(x, pre, keep, scale, d, out) / d, square = 0.0f;
     for (int64_t j = 0; j < d; j++) { float c = out[j] - m; square += c * c; }
-    float k = 1.0f / sqrtf(square / d + EPS);
-    for (int64_t j = 0; j < d; j++) out[j] = (out[j] - m) * k;
-    *mean = m;
-    *rstd = k;
+    stats[0] = m;
+    stats[1] = 1.0f / sqrtf(square / d + EPS);
 }
 
-/* The same row again for the backward pass, from the mean and 1/std that the forward pass kept. */
-static inline void normalise_again(const float *x, const float *pre, const uint8_t *keep,
-                                   float scale, int64_t d, float *out, float m, float k) {
-    if (pre)
-        for (int64_t j = 0; j < d; j++) out[j] = x[j] + pre[j];
-    else
-        for (int64_t j = 0; j < d; j++) out[j] = x[j];
-    if (keep)
-        for (int64_t j = 0; j < d; j++) out[j] *= keep[j] ? scale : 0.0f;
-    for (int64_t j = 0; j < d; j++) out[j] = (out[j] - m) * k;
-}
-
-/* y = mish(LN(x + pre)); mish(h) = h n / (n + 2), n = e^h (e^h + 2). Row i has the parameters of
- * set i % sets, so that layers which share an input can share one matrix product. */
-void norm_mish(const float *restrict x, const float *restrict pre, const uint8_t *restrict keep,
-               float scale, const float *restrict weight, const float *restrict bias,
-               float *restrict y, float *restrict stats, int64_t rows, int64_t d, int64_t sets) {
+/* y = mish(LN(x + pre)); mish(h) = h n / (n + 2), n = e^h (e^h + 2). y may be x. */
+void norm_mish(const float *x, const float *restrict pre, const uint8_t *restrict keep,
+               float scale, const float *restrict weight, const float *restrict bias, float *y,
+               float *restrict stats, int64_t rows, int64_t d) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++) {
-        int64_t set = (i % sets) * d;
-        const float *w = weight + set, *b = bias + set;
-        float *o = y + i * d, m, k;
-        normalise(x + i * d, pre ? pre + set : 0, keep ? keep + i * d : 0, scale, d, o, &m, &k);
-        if (stats) { stats[2 * i] = m; stats[2 * i + 1] = k; }
+        float *o = y + i * d, own[2], *st = stats ? stats + 2 * i : own;
+        const uint8_t *kept = keep ? keep + i * d : 0;
+        load_with_stats(x + i * d, pre, kept, scale, d, o, st);
+        float m = st[0], k = st[1];
         for (int64_t j = 0; j < d; j++) {
-            float h = o[j] * w[j] + b[j];
+            float h = (o[j] - m) * k * weight[j] + bias[j];
             float e = exp_f(clamp(h, -87.0f, 20.0f));
             float n = e * (e + 2.0f);
             o[j] = h * (n / (n + 2.0f));
@@ -117,9 +111,10 @@ void norm_mish_backward(const float *restrict grad, const float *restrict x,
         for (int64_t i = c * rows / chunks; i < (c + 1) * rows / chunks; i++) {
             const float *g = grad + i * d;
             const uint8_t *kept = keep ? keep + i * d : 0;
-            float *o = dx + i * d, k = stats[2 * i + 1];
-            normalise_again(x + i * d, pre, kept, scale, d, hat, stats[2 * i], k);
+            float *o = dx + i * d, m = stats[2 * i], k = stats[2 * i + 1];
+            load_row(x + i * d, pre, kept, scale, d, hat);
             for (int64_t j = 0; j < d; j++) {
+                hat[j] = (hat[j] - m) * k;
                 float h = hat[j] * weight[j] + bias[j];
                 float e = exp_f(clamp(h, -87.0f, 20.0f));
                 float n = e * (e + 2.0f);
@@ -151,16 +146,25 @@ static inline void group_softmax(float *o, int64_t d, int64_t group) {
     }
 }
 
-/* y = softmax over groups of `group` neighbours of LN(x + pre). */
-void norm_simnorm(const float *restrict x, const float *restrict pre,
-                  const float *restrict weight, const float *restrict bias, float *restrict y,
-                  float *restrict stats, int64_t rows, int64_t d, int64_t group) {
+static inline void group_softmax_backward(const float *g, const float *s, float *o, int64_t d,
+                                          int64_t group) {
+    for (int64_t b = 0; b < d; b += group) {
+        float dot = 0.0f;
+        for (int64_t j = 0; j < group; j++) dot += g[b + j] * s[b + j];
+        for (int64_t j = 0; j < group; j++) o[b + j] = s[b + j] * (g[b + j] - dot);
+    }
+}
+
+/* y = softmax over groups of `group` neighbours of LN(x + pre); y may be x. */
+void norm_simnorm(const float *x, const float *restrict pre, const float *restrict weight,
+                  const float *restrict bias, float *y, float *restrict stats, int64_t rows,
+                  int64_t d, int64_t group) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++) {
-        float *o = y + i * d, m, k;
-        normalise(x + i * d, pre, 0, 1.0f, d, o, &m, &k);
-        if (stats) { stats[2 * i] = m; stats[2 * i + 1] = k; }
-        for (int64_t j = 0; j < d; j++) o[j] = o[j] * weight[j] + bias[j];
+        float *o = y + i * d, own[2], *st = stats ? stats + 2 * i : own;
+        load_with_stats(x + i * d, pre, 0, 1.0f, d, o, st);
+        float m = st[0], k = st[1];
+        for (int64_t j = 0; j < d; j++) o[j] = (o[j] - m) * k * weight[j] + bias[j];
         if (group == 8)
             group_softmax(o, d, 8);
         else
@@ -179,13 +183,13 @@ void norm_simnorm_backward(const float *restrict grad, const float *restrict x,
         float *hat = dpre + d;
         for (int64_t i = c * rows / chunks; i < (c + 1) * rows / chunks; i++) {
             const float *g = grad + i * d, *s = y + i * d;
-            float *o = dx + i * d, k = stats[2 * i + 1];
-            normalise_again(x + i * d, pre, 0, 1.0f, d, hat, stats[2 * i], k);
-            for (int64_t b = 0; b < d; b += group) {
-                float dot = 0.0f;
-                for (int64_t j = 0; j < group; j++) dot += g[b + j] * s[b + j];
-                for (int64_t j = 0; j < group; j++) o[b + j] = s[b + j] * (g[b + j] - dot);
-            }
+            float *o = dx + i * d, m = stats[2 * i], k = stats[2 * i + 1];
+            load_row(x + i * d, pre, 0, 1.0f, d, hat);
+            for (int64_t j = 0; j < d; j++) hat[j] = (hat[j] - m) * k;
+            if (group == 8)
+                group_softmax_backward(g, s, o, d, 8);
+            else
+                group_softmax_backward(g, s, o, d, group);
             norm_backward(o, hat, weight, k, d, dweight, dbias);
             for (int64_t j = 0; j < d; j++) dpre[j] += o[j];
         }

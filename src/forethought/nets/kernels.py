@@ -36,8 +36,8 @@ class Kernels(Protocol):
     """What a layer needs after its matrix product x.
 
     `pre` is the layer's bias, where it has not been added yet; `keep` marks the units that dropout
-    leaves, `scale` is 1 / (1 - p). Parameters of shape [S, d] belong to S layers side by side, for
-    x of shape [..., S, d].
+    leaves, `scale` is 1 / (1 - p). Where no gradient
+    is asked for, x may be overwritten by the result.
     """
 
     adds_bias: bool
@@ -74,22 +74,16 @@ class TorchKernels:
     ) -> Tensor:
         x = x if pre is None else x + pre
         x = x if keep is None else x * keep * scale
-        h = _layer_norm(x, weight, bias)
+        h = F.layer_norm(x, weight.shape, weight, bias, EPS)
         return _Mish.apply(h) if h.requires_grad else _gate(h).mul_(h)  # type: ignore[no-untyped-call]
 
     def norm_simnorm(
         self, x: Tensor, pre: Tensor | None, weight: Tensor, bias: Tensor, group: int
     ) -> Tensor:
-        h = _layer_norm(x if pre is None else x + pre, weight, bias)
+        h = F.layer_norm(x if pre is None else x + pre, weight.shape, weight, bias, EPS)
         h = h.view(*h.shape[:-1], -1, group)
         y = _GroupSoftmax.apply(h) if h.requires_grad else _group_softmax(h)  # type: ignore[no-untyped-call]
         return y.flatten(-2)
-
-
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    if weight.ndim == 1:
-        return F.layer_norm(x, (x.shape[-1],), weight, bias, EPS)
-    return F.layer_norm(x, (x.shape[-1],), eps=EPS) * weight + bias
 
 
 def _gate(h: Tensor) -> Tensor:
@@ -158,7 +152,8 @@ class NativeKernels:
         if _wants_gradient(x, weight):
             y: Tensor = _NormMish.apply(self.library, x, pre, weight, bias, keep, scale)  # type: ignore[no-untyped-call]
             return y
-        return _norm_mish(self.library, x.contiguous(), pre, weight, bias, keep, scale, None)
+        x = x.contiguous()
+        return _norm_mish(self.library, x, x, pre, weight, bias, keep, scale, None)
 
     def norm_simnorm(
         self, x: Tensor, pre: Tensor | None, weight: Tensor, bias: Tensor, group: int
@@ -168,7 +163,8 @@ class NativeKernels:
         if _wants_gradient(x, weight):
             y: Tensor = _NormSimNorm.apply(self.library, x, pre, weight, bias, group)  # type: ignore[no-untyped-call]
             return y
-        return _norm_simnorm(self.library, x.contiguous(), pre, weight, bias, group, None)
+        x = x.contiguous()
+        return _norm_simnorm(self.library, x, x, pre, weight, bias, group, None)
 
 
 def _native(x: Tensor) -> bool:
@@ -186,6 +182,7 @@ def _pointer(x: Tensor | None) -> int | None:
 def _norm_mish(
     library: ctypes.CDLL,
     x: Tensor,
+    y: Tensor,
     pre: Tensor | None,
     weight: Tensor,
     bias: Tensor,
@@ -193,10 +190,10 @@ def _norm_mish(
     scale: float,
     stats: Tensor | None,
 ) -> Tensor:
-    d, y = x.shape[-1], torch.empty_like(x)
+    d = x.shape[-1]
     library.norm_mish(
         x.data_ptr(), _pointer(pre), _pointer(keep), scale, weight.data_ptr(), bias.data_ptr(),
-        y.data_ptr(), _pointer(stats), x.numel() // d, d, weight.numel() // d,
+        y.data_ptr(), _pointer(stats), x.numel() // d, d,
     )  # fmt: skip
     return y
 
@@ -204,13 +201,14 @@ def _norm_mish(
 def _norm_simnorm(
     library: ctypes.CDLL,
     x: Tensor,
+    y: Tensor,
     pre: Tensor | None,
     weight: Tensor,
     bias: Tensor,
     group: int,
     stats: Tensor | None,
 ) -> Tensor:
-    d, y = x.shape[-1], torch.empty_like(x)
+    d = x.shape[-1]
     library.norm_simnorm(
         x.data_ptr(), _pointer(pre), weight.data_ptr(), bias.data_ptr(), y.data_ptr(),
         _pointer(stats), x.numel() // d, d, group,
@@ -238,7 +236,7 @@ class _NormMish(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         stats = x.new_empty(x.numel() // x.shape[-1], 2)
-        y = _norm_mish(library, x, pre, weight, bias, keep, scale, stats)
+        y = _norm_mish(library, x, torch.empty_like(x), pre, weight, bias, keep, scale, stats)
         ctx.save_for_backward(x, pre, weight, bias, keep, stats)
         ctx.library, ctx.scale = library, scale
         return y
@@ -270,7 +268,7 @@ class _NormSimNorm(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         stats = x.new_empty(x.numel() // x.shape[-1], 2)
-        y = _norm_simnorm(library, x, pre, weight, bias, group, stats)
+        y = _norm_simnorm(library, x, torch.empty_like(x), pre, weight, bias, group, stats)
         ctx.save_for_backward(x, pre, y, weight, stats)
         ctx.library, ctx.group = library, group
         return y
@@ -301,7 +299,7 @@ def native_kernels() -> tuple[NativeKernels | None, str]:
     except (OSError, subprocess.SubprocessError) as problem:
         return None, f"The C kernels could not be built ({problem}), so tensor operations are used."
     pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    library.norm_mish.argtypes = [*[pointer] * 3, real, *[pointer] * 4, *[size] * 3]
+    library.norm_mish.argtypes = [*[pointer] * 3, real, *[pointer] * 4, *[size] * 2]
     library.norm_mish_backward.argtypes = [*[pointer] * 4, real, *[pointer] * 5, *[size] * 3]
     library.norm_simnorm.argtypes = [*[pointer] * 6, *[size] * 3]
     library.norm_simnorm_backward.argtypes = [*[pointer] * 8, *[size] * 4]
@@ -313,6 +311,8 @@ def _build(compiler: str) -> tuple[Path, bool]:
     """Compile into the user's cache; the name holds everything the result depends on."""
     source = Path(__file__).with_suffix(".c")
     flags = ["-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fopenmp", "-fPIC"]
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        flags.append("-mprefer-vector-width=512")  # no effect where there are no such registers
     processor = platform.processor() + platform.machine() + _cpu_flags()
     key = hashlib.sha256((source.read_text() + compiler + str(flags) + processor).encode())
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forethought"

@@ -66,8 +66,9 @@ class LatentActionMLP(MLP):
 
     def from_latent_part(self, part: Tensor, a: Tensor, keep: Tensor | None = None) -> Tensor:
         """The whole network, given `latent_part(z)`, which broadcasts against the actions."""
-        action_part = F.linear(a, self.first.weight[:, self.latent :])
-        return self.after_first(action_part + part, keep)
+        product = F.linear(a, self.first.weight[:, self.latent :])
+        product += part
+        return self.after_first(product, keep)
 
 
 class QEnsemble(nn.ModuleList):

@@ -97,7 +97,7 @@ class Learner:
             return metrics | {"nonfinite": 1.0}
         self.optimiser.step()
 
-        metrics |= self.update_policy(zs.detach(), noise)
+        metrics |= self.update_policy(zs, noise)
         self.update_targets()
         return metrics
 
@@ -129,10 +129,9 @@ class Learner:
         for a in batch.action:
             z = model.next(z, a)
             latents.append(z)
-        zs = torch.stack(latents)  # [T+1, B, Z]
-        before = zs[:-1]
+        before, after = torch.stack(latents[:-1]), torch.stack(latents[1:])  # [T, B, Z]
 
-        consistency = self.over_time(((zs[1:] - next_z) ** 2).mean(-1))
+        consistency = self.over_time(((after - next_z) ** 2).mean(-1))
         reward_logits = model.reward(before, batch.action)  # [T, B, K]
         reward = self.over_time(two_hot.cross_entropy(reward_logits, batch.reward))
         flat_z, flat_a = before.flatten(0, 1), batch.action.flatten(0, 1)
@@ -147,13 +146,13 @@ class Learner:
         )
         losses = {"consistency_loss": consistency, "reward_loss": reward, "value_loss": value}
         if model.termination is not None:
-            predicted = model.termination(zs[1:]).squeeze(-1)  # [T, B]
+            predicted = model.termination(after).squeeze(-1)  # [T, B]
             ending = F.binary_cross_entropy_with_logits(predicted, batch.terminated)
             losses["termination_loss"] = ending
             total = total + config.termination_coef * ending
         with torch.no_grad():
             losses["td_error_abs"] = (two_hot.decode(q_logits[0]) - y).abs().mean()
-        return losses | {"total_loss": total}, zs
+        return losses | {"total_loss": total}, torch.stack([z.detach() for z in latents])
 
     def over_time(self, loss: Tensor) -> Tensor:
         """[T, B] -> scalar: mean over the batch, then (1/T) sum of rho^t."""
