@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forethought.config import ConfigError
+from forethought.maths import TwoHot
 from forethought.nets import kernels as kernel_module
 from forethought.nets.init import trunc_normal_linears, zero_last_weight
 from forethought.nets.kernels import Kernels, TorchKernels, native_kernels
@@ -74,6 +75,19 @@ def test_norm_simnorm_and_its_gradient(kernels: Kernels, biased: bool, dtype: to
     inputs = (x, w, b) if pre is None else (x, w, b, pre)
     for a, e in zip(gradients(fast, *inputs), gradients(slow, *inputs), strict=True):
         torch.testing.assert_close(a.double(), e.double(), atol=10 * tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)
+def test_decoding_two_hot_logits(kernels: Kernels) -> None:
+    logits = normal(20, 101, scale=3)
+    logits[0] = 0  # zero, by symmetry
+    logits[1, 100] = 1e4  # the top bin: symexp(10)
+    expected = TwoHot().decode(logits)
+    decoded = kernels.decode(logits.float(), TwoHot())
+    torch.testing.assert_close(decoded.double(), expected, rtol=1e-4, atol=1e-5)
+    assert decoded[1].item() == pytest.approx(math.exp(10) - 1, rel=1e-4)
+    logits[2, 5] = math.nan
+    assert kernels.decode(logits.float(), TwoHot())[2].isnan()
 
 
 @pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)

@@ -1,5 +1,5 @@
 /* A linear layer's bias, dropout, LayerNorm and Mish or SimNorm, forward and backward, in one pass
- * over each row.
+ * over each row; and the value of two-hot logits.
  *
  * On a CPU these two activations cost as much as the matrix products between them when they are
  * written as tensor operations. Built on first use by kernels.py, which also states the formulas.
@@ -78,23 +78,45 @@ void norm_mish(const float *x, const float *restrict pre, const uint8_t *restric
     }
 }
 
-/* LN's backward for one row: g is d loss / d (normalised x * weight + bias) and becomes d loss / d
- * (normalised x's origin); hat is the normalised row. Adds to the sums of weight's and bias's
- * gradients. */
+/* LN's backward for one row: g is d loss / d (hat * weight + bias) and becomes d loss / d x, where
+ * `hat` is the normalised row. Adds to the sums of the gradients of weight, bias and pre. */
 static inline void norm_backward(float *restrict g, const float *restrict hat,
-                                 const float *restrict weight, float k, int64_t d,
-                                 float *restrict dweight, float *restrict dbias) {
-    float sum = 0.0f, dot = 0.0f;
+                                 const float *restrict weight, const uint8_t *restrict keep,
+                                 float scale, float k, int64_t d, float *restrict dweight,
+                                 float *restrict dbias, float *restrict dpre) {
+    float mean = 0.0f, dot = 0.0f;
     for (int64_t j = 0; j < d; j++) {
         dweight[j] += g[j] * hat[j];
         dbias[j] += g[j];
         g[j] *= weight[j];
-        sum += g[j];
+        mean += g[j];
         dot += g[j] * hat[j];
     }
-    sum /= d;
+    mean /= d;
     dot /= d;
-    for (int64_t j = 0; j < d; j++) g[j] = k * (g[j] - sum - hat[j] * dot);
+    if (keep)
+        for (int64_t j = 0; j < d; j++) {
+            g[j] = k * (g[j] - mean - hat[j] * dot) * (keep[j] ? scale : 0.0f);
+            dpre[j] += g[j];
+        }
+    else
+        for (int64_t j = 0; j < d; j++) {
+            g[j] = k * (g[j] - mean - hat[j] * dot);
+            dpre[j] += g[j];
+        }
+}
+
+/* o = g times the slope of mish at hat * weight + bias. */
+static inline void mish_backward(const float *restrict g, const float *restrict hat,
+                                 const float *restrict weight, const float *restrict bias,
+                                 int64_t d, float *restrict o) {
+    for (int64_t j = 0; j < d; j++) {
+        float h = hat[j] * weight[j] + bias[j];
+        float e = exp_f(clamp(h, -87.0f, 20.0f));
+        float n = e * (e + 2.0f);
+        float t = n / (n + 2.0f); /* tanh(softplus(h)) */
+        o[j] = g[j] * (t + h * (e / (1.0f + e)) * (1.0f - t * t));
+    }
 }
 
 /* dx and, per chunk, sums of the gradients of weight, bias and pre: partial [chunks, 4, d], whose
@@ -113,19 +135,9 @@ void norm_mish_backward(const float *restrict grad, const float *restrict x,
             const uint8_t *kept = keep ? keep + i * d : 0;
             float *o = dx + i * d, m = stats[2 * i], k = stats[2 * i + 1];
             load_row(x + i * d, pre, kept, scale, d, hat);
-            for (int64_t j = 0; j < d; j++) {
-                hat[j] = (hat[j] - m) * k;
-                float h = hat[j] * weight[j] + bias[j];
-                float e = exp_f(clamp(h, -87.0f, 20.0f));
-                float n = e * (e + 2.0f);
-                float t = n / (n + 2.0f);           /* tanh(softplus(h)) */
-                float slope = t + h * (e / (1.0f + e)) * (1.0f - t * t);
-                o[j] = g[j] * slope;
-            }
-            norm_backward(o, hat, weight, k, d, dweight, dbias);
-            if (kept)
-                for (int64_t j = 0; j < d; j++) o[j] *= kept[j] ? scale : 0.0f;
-            for (int64_t j = 0; j < d; j++) dpre[j] += o[j];
+            for (int64_t j = 0; j < d; j++) hat[j] = (hat[j] - m) * k;
+            mish_backward(g, hat, weight, bias, d, o);
+            norm_backward(o, hat, weight, kept, scale, k, d, dweight, dbias, dpre);
         }
     }
 }
@@ -190,8 +202,26 @@ void norm_simnorm_backward(const float *restrict grad, const float *restrict x,
                 group_softmax_backward(g, s, o, d, 8);
             else
                 group_softmax_backward(g, s, o, d, group);
-            norm_backward(o, hat, weight, k, d, dweight, dbias);
-            for (int64_t j = 0; j < d; j++) dpre[j] += o[j];
+            norm_backward(o, hat, weight, 0, 1.0f, k, d, dweight, dbias, dpre);
         }
+    }
+}
+
+/* value = symexp(softmax(logits) . centres), centres evenly spaced from `low`. */
+void two_hot_decode(const float *restrict logits, float low, float width, float *restrict value,
+                    int64_t rows, int64_t bins) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < rows; i++) {
+        const float *x = logits + i * bins;
+        float top = x[0], sum = 0.0f, moment = 0.0f;
+        for (int64_t j = 1; j < bins; j++) top = x[j] > top ? x[j] : top;
+        for (int64_t j = 0; j < bins; j++) {
+            float e = exp_f(clamp(x[j] - top, -87.0f, 0.0f));
+            sum += e;
+            moment += e * (float)j;
+        }
+        float mean = low + width * moment / sum;
+        float size = expm1f(fabsf(mean));
+        value[i] = mean < 0.0f ? -size : size;
     }
 }

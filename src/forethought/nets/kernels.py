@@ -1,6 +1,7 @@
 """The activations of TD-MPC2's layers, each fused with the LayerNorm in front of it.
 
-`norm_mish(x) = mish(LN(x))` and `norm_simnorm(x) = softmax over groups of 8 of LN(x)`.
+`norm_mish(x) = mish(LN(x))` and `norm_simnorm(x) = softmax over groups of 8 of LN(x)`; beside
+them `decode`, which turns two-hot logits into numbers.
 
 Mish costs more than half of the matrix product before it when PyTorch computes it on a CPU, and a
 softmax over groups of eight three times as much as that product. Two remedies, with the same
@@ -28,6 +29,8 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from forethought.maths import TwoHot
 
 EPS = 1e-5  # LayerNorm's, also in kernels.c
 
@@ -57,6 +60,8 @@ class Kernels(Protocol):
         self, x: Tensor, pre: Tensor | None, weight: Tensor, bias: Tensor, group: int
     ) -> Tensor: ...
 
+    def decode(self, logits: Tensor, two_hot: TwoHot) -> Tensor: ...
+
 
 class TorchKernels:
     """Plain tensor operations: the reference, and the fallback."""
@@ -84,6 +89,9 @@ class TorchKernels:
         h = h.view(*h.shape[:-1], -1, group)
         y = _GroupSoftmax.apply(h) if h.requires_grad else _group_softmax(h)  # type: ignore[no-untyped-call]
         return y.flatten(-2)
+
+    def decode(self, logits: Tensor, two_hot: TwoHot) -> Tensor:
+        return two_hot.decode(logits)
 
 
 def _gate(h: Tensor) -> Tensor:
@@ -165,6 +173,16 @@ class NativeKernels:
             return y
         x = x.contiguous()
         return _norm_simnorm(self.library, x, x, pre, weight, bias, group, None)
+
+    def decode(self, logits: Tensor, two_hot: TwoHot) -> Tensor:
+        if not _native(logits) or (torch.is_grad_enabled() and logits.requires_grad):
+            return two_hot.decode(logits)
+        logits, value = logits.contiguous(), logits.new_empty(logits.shape[:-1])
+        self.library.two_hot_decode(
+            logits.data_ptr(), two_hot.low, two_hot.width, value.data_ptr(), value.numel(),
+            two_hot.bins,
+        )  # fmt: skip
+        return value
 
 
 def _native(x: Tensor) -> bool:
@@ -303,6 +321,7 @@ def native_kernels() -> tuple[NativeKernels | None, str]:
     library.norm_mish_backward.argtypes = [*[pointer] * 4, real, *[pointer] * 5, *[size] * 3]
     library.norm_simnorm.argtypes = [*[pointer] * 6, *[size] * 3]
     library.norm_simnorm_backward.argtypes = [*[pointer] * 8, *[size] * 4]
+    library.two_hot_decode.argtypes = [pointer, real, real, pointer, size, size]
     how = f"built with {compiler}" if fresh else "taken from the cache"
     return NativeKernels(library), f"C kernels {how}: {path}."
 
@@ -312,7 +331,8 @@ def _build(compiler: str) -> tuple[Path, bool]:
     source = Path(__file__).with_suffix(".c")
     flags = ["-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fopenmp", "-fPIC"]
     if platform.machine().lower() in ("x86_64", "amd64"):
-        flags.append("-mprefer-vector-width=512")  # no effect where there are no such registers
+        # Wide registers where there are such; reciprocals refined to full precision for division.
+        flags += ["-mprefer-vector-width=512", "-mrecip"]
     processor = platform.processor() + platform.machine() + _cpu_flags()
     key = hashlib.sha256((source.read_text() + compiler + str(flags) + processor).encode())
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forethought"

@@ -50,13 +50,13 @@ class LatentScorer:
                 z = model.dynamics.from_latent_part(self.dynamics_part, a)  # [E, N, Z]
             else:
                 logits, z = model.reward(z, a), model.next(z, a)
-            total += self.gamma**t * alive * model.two_hot.decode(logits)
+            total += self.gamma**t * alive * model.decode(logits)
             if model.termination is not None:
                 # Once the model says that it is over, no later step counts.
                 alive *= model.termination_probability(z) <= 0.5
         assert z is not None
         a = model.policy_action(z, self.noise.bootstrap[iteration])  # [E, N, A]
-        q = model.two_hot.decode(model.q(z, a, self.noise.heads[iteration]))  # [2, E, N]
+        q = model.decode(model.q(z, a, self.noise.heads[iteration]))  # [2, E, N]
         return total + self.gamma ** len(actions) * alive * q.mean(0)
 
 

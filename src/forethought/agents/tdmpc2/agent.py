@@ -82,12 +82,12 @@ class TDMPC2(Agent):
 
     def _make_learner(self) -> Learner:
         model, rates = self.model, self.config.lr
-        groups = [
-            {"params": list(part.parameters()), "lr": getattr(rates, name), "part": name}
-            for name in PARTS
-            if (part := getattr(model, name)) is not None
-        ]
-        policy = [{"params": list(model.policy.parameters()), "lr": rates.policy, "part": "policy"}]
+        by_rate: dict[float, list[nn.Parameter]] = {}  # parts with one rate are one step
+        for name in PARTS:
+            if (part := getattr(model, name)) is not None:
+                by_rate.setdefault(getattr(rates, name), []).extend(part.parameters())
+        groups = [{"params": params, "base_lr": rate} for rate, params in by_rate.items()]
+        policy = [{"params": list(model.policy.parameters()), "base_lr": rates.policy}]
         return Learner(
             model, self.config, self.gamma, adam(groups, eps=1e-8), adam(policy, eps=1e-5)
         )
@@ -187,7 +187,7 @@ class TDMPC2(Agent):
         factor = self.schedule.value(self.updates)
         for optimiser in (self.learner.optimiser, self.learner.policy_optimiser):
             for group in optimiser.param_groups:
-                group["lr"] = getattr(self.config.lr, group["part"]) * factor
+                group["lr"] = group["base_lr"] * factor
 
     def log_architecture(self) -> dict[str, int]:
         counts = {

@@ -154,6 +154,10 @@ class WorldModel(nn.Module):
         """z' = d(z, a): [B, Z]."""
         return self.dynamics(z, a)  # type: ignore[no-any-return]
 
+    def decode(self, logits: Tensor) -> Tensor:
+        """The number that two-hot logits of reward or Q stand for: [..., K] -> [...]."""
+        return self.dynamics.first.kernels.decode(logits, self.two_hot)
+
     def pi(self, z: Tensor, eps: Tensor | None = None) -> PolicyOutput:
         """The policy at z, sampled with standard normal `eps`; without it, its mean."""
         config = self.config
@@ -197,7 +201,7 @@ class WorldModel(nn.Module):
             )
         zs, rewards, ends = [z0], [], []
         for a in actions:
-            rewards.append(self.two_hot.decode(self.reward(zs[-1], a)))
+            rewards.append(self.decode(self.reward(zs[-1], a)))
             zs.append(self.next(zs[-1], a))
             ends.append(self.termination_probability(zs[-1]))
         return Rollout(torch.stack(zs), torch.stack(rewards), torch.stack(ends))

@@ -108,7 +108,7 @@ class Learner:
         next_z = model.encode(batch.obs[1:])  # [T, B, Z]
         a = model.policy_action(next_z, noise.target_policy)  # [T, B, A]
         logits = model.target_q(next_z, a, noise.target_heads)  # [2, T, B, K]
-        value = model.two_hot.decode(logits).amin(0)  # [T, B]
+        value = model.decode(logits).amin(0)  # [T, B]
         returns = (batch.reward, batch.terminated, value, self.gamma)
         match config.returns:
             case NStep(n):
@@ -151,7 +151,7 @@ class Learner:
             losses["termination_loss"] = ending
             total = total + config.termination_coef * ending
         with torch.no_grad():
-            losses["td_error_abs"] = (two_hot.decode(q_logits[0]) - y).abs().mean()
+            losses["td_error_abs"] = (model.decode(q_logits[0]) - y).abs().mean()
         return losses | {"total_loss": total}, torch.stack([z.detach() for z in latents])
 
     def over_time(self, loss: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class Learner:
             keep = None if noise.policy_keep is None else noise.policy_keep[i]
             q = model.q[head]
             logits = q.from_latent_part(q.latent_part(flat_z), flat_a, keep)  # type: ignore[operator]
-            values.append(model.two_hot.decode(logits))
+            values.append(model.decode(logits))
         return (sum(values) / len(values)).view(zs.shape[:2])  # type: ignore[union-attr]
 
     @torch.no_grad()
