@@ -158,10 +158,9 @@ def test_dropping_a_unit_changes_the_output_and_scales_the_rest() -> None:
     torch.testing.assert_close(layer(x, keep), expected)
 
 
-def test_after_first_continues_from_the_first_product() -> None:
+def test_after_hidden_continues_from_the_first_layer() -> None:
     mlp, x = MLP(4, [8, 8], 2), normal(5, 4, dtype=torch.float32)
-    product = F.linear(x, mlp[0].weight, mlp[0].bias)
-    torch.testing.assert_close(mlp.after_first(product), mlp(x))
+    torch.testing.assert_close(mlp.after_hidden(mlp[0](x)), mlp(x))
 
 
 def test_frozen_passes_gradients_through_but_not_in() -> None:

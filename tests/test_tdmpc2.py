@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from forethought.agents.base import AgentPolicy
 from forethought.agents.tdmpc2 import TDMPC2, TDMPC2Config
 from forethought.agents.tdmpc2.agent import PLAN_METRICS, rate_schedule
 from forethought.agents.tdmpc2.config import (
@@ -254,6 +255,22 @@ def test_acting_elsewhere_does_not_disturb_the_training_stream() -> None:
         return np.concatenate(actions)
 
     np.testing.assert_array_equal(play(False), play(True))
+
+
+def test_evaluation_draws_from_a_stream_of_its_own() -> None:
+    agent = make_agent()
+    drawn = AgentPolicy(agent, Streams(1), 3).start(2).generator.get_state()
+    assert torch.equal(drawn, Streams(1).torch("eval-planner", 3).get_state())
+    for other in (("eval-planner", 4), ("planner",), ("update",)):
+        assert not torch.equal(drawn, Streams(1).torch(*other).get_state())
+
+
+@pytest.mark.parametrize("envs", [1, 3])
+def test_first_layers_in_two_parts_equal_the_whole(envs: int) -> None:
+    network = make_agent().model.dynamics
+    z, a = torch.rand(envs, 1, 16), torch.rand(envs, 7, ACTION)
+    whole = network(z.expand(-1, 7, -1), a)
+    torch.testing.assert_close(network.from_latent_part(network.latent_part(z), a), whole)
 
 
 def test_act_keeps_its_own_state_until_the_episode_ends() -> None:

@@ -80,12 +80,6 @@ class MLP(nn.Sequential):
         first = self[0]
         return self.after_hidden(first(x) if keep is None else first(x, keep))
 
-    def after_first(self, y: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Go on from the first layer's matrix product, bias included."""
-        first = self[0]
-        assert isinstance(first, NormedLinear)
-        return self.after_hidden(first.activate(y, keep))
-
     def after_hidden(self, x: Tensor) -> Tensor:
         """Go on from the first layer's output."""
         for layer in list(self)[1:]:

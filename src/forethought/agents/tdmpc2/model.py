@@ -27,8 +27,8 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 class LatentActionMLP(MLP):
     """An MLP on (z, a). Its first layer can be cut into the latent's part and the action's.
 
-    W [z, a] + b = (W_z z + b) + W_a a: when many actions share one latent, or when only the
-    action's part needs a gradient, the first bracket is computed once.
+    W [z, a] + b = W_z z + (W_a a + b): when many actions share one latent, or when only the
+    action's part needs a gradient, the first term is computed once.
     """
 
     def __init__(
@@ -61,14 +61,17 @@ class LatentActionMLP(MLP):
         return layer
 
     def latent_part(self, z: Tensor) -> Tensor:
-        """W_z z + b of the first layer."""
-        return F.linear(z, self.first.weight[:, : self.latent], self.first.bias)
+        """W_z z of the first layer."""
+        return F.linear(z, self.first.weight[:, : self.latent])
 
     def from_latent_part(self, part: Tensor, a: Tensor, keep: Tensor | None = None) -> Tensor:
         """The whole network, given `latent_part(z)`, which broadcasts against the actions."""
-        product = F.linear(a, self.first.weight[:, self.latent :])
-        product += part
-        return self.after_first(product, keep)
+        product, bias = F.linear(a, self.first.weight[:, self.latent :]), self.first.bias
+        if part.numel() == bias.numel():  # one latent for all actions: as good as a bias
+            bias = bias + part.flatten()
+        else:
+            product += part
+        return self.after_hidden(self.first.activate(product, keep, pre=bias))
 
 
 class QEnsemble(nn.ModuleList):
