@@ -70,6 +70,16 @@ def test_decode_of_equal_logits_is_zero() -> None:
     assert TwoHot().decode(torch.zeros(101)).item() == pytest.approx(0, abs=1e-5)
 
 
+def test_half_precision_logits_are_decoded_in_full() -> None:
+    """Half precision would give 502 for 500."""
+    x = torch.tensor([50.0, 200.0, 500.0])
+    logits = torch.log(TwoHot().encode(x) + 1e-30)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(TwoHot().decode(logits), x, rtol=1e-3, atol=0)
+        assert TwoHot().decode(logits.bfloat16()).dtype is torch.float32
+        assert TwoHot().cross_entropy(logits.bfloat16(), x).dtype is torch.float32
+
+
 def test_cross_entropy_equals_the_sum_over_all_bins() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(50, 101, generator=generator, dtype=torch.float64)

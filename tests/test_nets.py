@@ -14,7 +14,7 @@ from forethought.config import ConfigError
 from forethought.maths import TwoHot
 from forethought.nets import kernels as kernel_module
 from forethought.nets.init import trunc_normal_linears, zero_last_weight
-from forethought.nets.kernels import Kernels, TorchKernels, native_kernels
+from forethought.nets.kernels import Kernels, TorchKernels, _load, native_kernels
 from forethought.nets.layers import MLP, NormedLinear, frozen
 from forethought.nets.optimisers import adam, clip_gradients, optimiser_tensors, restore_optimiser
 from forethought.nets.precision import autocast
@@ -26,7 +26,7 @@ def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) 
 
 
 def both_kernels() -> list[Kernels]:
-    native, _ = native_kernels()
+    native, _ = native_kernels(torch.device("cpu"))
     return [TorchKernels()] if native is None else [TorchKernels(), native]
 
 
@@ -122,9 +122,15 @@ def test_extreme_inputs_stay_finite_and_nan_is_not_hidden(kernels: Kernels) -> N
 def test_no_compiler_is_one_sentence_and_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "")
     monkeypatch.setattr(kernel_module.shutil, "which", lambda _: None)
-    found, why = native_kernels.__wrapped__()
+    found, why = _load.__wrapped__()
     assert found is None
     assert why == "No C compiler was found, so plain tensor operations are used."
+
+
+def test_other_devices_use_tensor_operations() -> None:
+    found, why = native_kernels(torch.device("meta"))
+    assert found is None
+    assert why == "C kernels are for CPUs; on meta tensor operations are used."
 
 
 def test_a_failing_compiler_is_one_sentence_and_a_fallback(
@@ -135,7 +141,7 @@ def test_a_failing_compiler_is_one_sentence_and_a_fallback(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernel_module.subprocess, "run", fail)
-    found, why = native_kernels.__wrapped__()
+    found, why = _load.__wrapped__()
     assert found is None
     assert "ld: no space" in why
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from forethought.agents.tdmpc2.act import plan
 from forethought.agents.tdmpc2.agent import PARTS
 from forethought.agents.tdmpc2.config import (
+    LearningRates,
     ModelConfig,
     NStep,
     OneStep,
@@ -65,6 +66,25 @@ def settings_of(config: TDMPC2Config, episodic: bool) -> reference.ReferenceSett
     kind = config.returns.kind
     return reference.ReferenceSettings(
         gamma=GAMMA,
+        rho=config.rho,
+        tau=config.tau,
+        lr=config.lr.dynamics,
+        enc_lr_scale=config.lr.encoder / config.lr.dynamics,
+        grad_clip_norm=config.grad_clip_norm,
+        consistency_coef=config.consistency_coef,
+        reward_coef=config.reward_coef,
+        value_coef=config.value_coef,
+        termination_coef=config.termination_coef,
+        entropy_coef=config.entropy_coef,
+        log_std_min=config.log_std_min,
+        log_std_max=config.log_std_max,
+        min_std=config.planner.min_std,
+        max_std=config.planner.max_std,
+        temperature=config.planner.temperature,
+        num_bins=config.model.bins,
+        vmin=config.model.bin_low,
+        vmax=config.model.bin_high,
+        simnorm_dim=config.model.simnorm_dim,
         entropy="jacobian" if config.entropy == "jacobian" else "main",
         horizon=config.horizon,
         num_samples=config.planner.samples,
@@ -201,8 +221,38 @@ def test_whole_update_with_every_option(
     check_update(make_case(config, torch.float64, episodic), episodic, updates=3)
 
 
+UNUSUAL = TDMPC2Config(
+    model=replace(TINY, simnorm_dim=4, bins=51, bin_low=-5.0, bin_high=6.0, dropout=0.3),
+    planner=PlannerConfig(
+        samples=40, elites=8, policy_samples=5, iterations=3, min_std=0.3, max_std=1.5,
+        temperature=2.0,
+    ),
+    lr=LearningRates(*[1e-3] * 6),
+    horizon=4,
+    rho=0.8,
+    tau=0.2,
+    consistency_coef=3.0,
+    reward_coef=0.7,
+    value_coef=0.4,
+    termination_coef=0.3,
+    entropy_coef=0.05,
+    log_std_min=-3.0,
+    log_std_max=1.0,
+    grad_clip_norm=0.01,
+)  # fmt: skip
+"""No value is its default, so that a number written into the code would show."""
+
+
+def test_whole_update_with_every_number_changed() -> None:
+    check_update(make_case(UNUSUAL, torch.float64, episodic=True), True, updates=3)
+
+
+def test_plan_with_every_number_changed() -> None:
+    check_plan(make_case(UNUSUAL, torch.float64, episodic=True), True, explore=True)
+
+
 def test_whole_update_with_the_c_kernels() -> None:
-    kernels, why = native_kernels()
+    kernels, why = native_kernels(torch.device("cpu"))
     if kernels is None:
         pytest.skip(why)
     case = make_case(TDMPC2Config(model=ModelConfig(size=1)), torch.float32)

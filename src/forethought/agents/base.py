@@ -56,6 +56,7 @@ class Agent(ABC):
         self.for_acting = for_acting
         self._replay: Replay | None = None
         self._own_state: Any = None
+        self._own_episode = 0  # of `act`: each has noise of its own
 
     # ---- acting ----
 

@@ -305,9 +305,16 @@ class _NormSimNorm(torch.autograd.Function):
         return None, dx, None if pre is None else dpre, dweight, dbias, None
 
 
+def native_kernels(device: torch.device) -> tuple[NativeKernels | None, str]:
+    """The C kernels, where they serve the device, and a sentence that says what happened."""
+    if device.type != "cpu":
+        return None, f"C kernels are for CPUs; on {device.type} tensor operations are used."
+    return _load()
+
+
 @lru_cache(maxsize=1)
-def native_kernels() -> tuple[NativeKernels | None, str]:
-    """The C kernels, built on first use, and a sentence that says what happened."""
+def _load() -> tuple[NativeKernels | None, str]:
+    """Built on first use."""
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if not compiler or not shutil.which(compiler):
         return None, "No C compiler was found, so plain tensor operations are used."

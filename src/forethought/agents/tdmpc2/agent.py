@@ -18,7 +18,7 @@ from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
 from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch
 from forethought.clock import Constant, Cosine, Linear, Schedule
-from forethought.config import ConfigError, ReplayConfig
+from forethought.config import ConfigError, ForethoughtError, ReplayConfig
 from forethought.maths import discount_for
 from forethought.nets.kernels import native_kernels
 from forethought.nets.layers import use_kernels
@@ -68,7 +68,7 @@ class TDMPC2(Agent):
         self.model = WorldModel(obs_dim, action_dim, config, self.episodic, streams.torch("init"))
         self.model.to(device)
         if config.compile == "kernels":
-            kernels, note = native_kernels()
+            kernels, note = native_kernels(device)
             self.notes += (note,)
             if kernels is not None:
                 use_kernels(self.model, kernels)
@@ -118,7 +118,8 @@ class TDMPC2(Agent):
     ) -> tuple[NDArray[np.float32], dict[str, float]]:
         first = self._own_state is None
         if first:
-            self._own_state = self.new_state(1, self.streams, "own-acting")
+            self._own_state = self.new_state(1, self.streams, "own-acting", self._own_episode)
+            self._own_episode += 1
         action, self._own_state = self.act_batch(
             np.asarray(obs)[None], self._own_state, np.array([first]), [{}], explore
         )
@@ -155,12 +156,12 @@ class TDMPC2(Agent):
         )
 
     def train(self, updates: int = 1) -> Metrics:
-        totals: Metrics = {}
+        seen: dict[str, list[float]] = {}
         for _ in range(updates):
             batch = self.replay.sample(self.config.batch_size)
             for name, value in self.update(batch, self.draw_noise()).items():
-                totals[name] = totals.get(name, 0.0) + value / updates
-        return totals
+                seen.setdefault(name, []).append(value)  # a skipped update lacks some
+        return {name: sum(values) / len(values) for name, values in seen.items()}
 
     def draw_noise(self) -> UpdateNoise:
         """The random numbers of the next update."""
@@ -179,7 +180,7 @@ class TDMPC2(Agent):
         """One gradient step on the given slices."""
         self._set_rates()
         self.updates += 1
-        tensors = TensorBatch(batch.obs, batch.action, batch.reward, batch.terminated)
+        tensors = TensorBatch(batch.obs.float(), batch.action, batch.reward, batch.terminated)
         with autocast(self.config.precision, self.device):
             return self.learner.update(tensors, noise)
 
@@ -212,6 +213,7 @@ class TDMPC2(Agent):
         return json, tensors
 
     def restore(self, json: Json, tensors: Tensors) -> None:
+        check_shapes(self.model, _below("model", tensors))
         self.model.load_state_dict(_below("model", tensors))
         self.updates = json["updates"]
         if self.for_acting:
@@ -221,6 +223,19 @@ class TDMPC2(Agent):
             restore_optimiser(optimiser, names, _below(kind, tensors))
         learner.scale.value = tensors["q_scale"].to(self.device)
         self.update_stream.set_state(tensors["update_stream"].cpu())
+
+
+def check_shapes(model: nn.Module, saved: Tensors) -> None:
+    """One sentence where saved weights belong to another model."""
+    own = model.state_dict()
+    for name in sorted(own.keys() | saved.keys()):
+        here = tuple(own[name].shape) if name in own else "absent"
+        there = tuple(saved[name].shape) if name in saved else "absent"
+        if here != there:
+            raise ForethoughtError(
+                f"The saved weights are of another model: {name} is {there} in the file and {here} "
+                "in this agent. Use the configuration and task that it was trained with."
+            )
 
 
 def _optimisers(learner: Learner) -> tuple[tuple[str, torch.optim.Optimizer], ...]:
@@ -244,6 +259,7 @@ def check_spaces(spec: EnvSpec) -> tuple[int, int]:
             f"{spec.task} are {obs}."
         )
     box = isinstance(action, gymnasium.spaces.Box) and len(action.shape) == 1
+    box = box and np.issubdtype(action.dtype, np.floating)
     if not (box and np.all(action.low == -1) and np.all(action.high == 1)):  # type: ignore[attr-defined]
         raise ConfigError(
             f"tdmpc2 takes continuous actions (a bounded Box of one axis), but those of "

@@ -62,7 +62,7 @@ class ModelConfig:
             value = getattr(self, name)
             require(value is None or value >= 1, where + name, value, "at least 1")
         layers, heads = self.encoder_layers, self.num_q
-        require(layers is None or layers >= 1, where + "encoder_layers", layers, "at least 1")
+        require(layers is None or layers >= 2, where + "encoder_layers", layers, "at least 2")
         require(
             heads is None or heads >= 2,
             where + "num_q",
@@ -306,6 +306,10 @@ class TDMPC2Config:
         check("batch_size", self.batch_size >= 1, "at least 1")
         check("gamma", self.gamma is None or 0 < self.gamma <= 1, "above 0 and at most 1")
         check("gamma_denominator", self.gamma_denominator > 0, "above 0")
+        for name in ("gamma_denominator", "gamma_min", "gamma_max"):
+            default = type(self).__dataclass_fields__[name].default
+            unused = self.gamma is not None and getattr(self, name) != default
+            check(name, not unused, "left out: it has no effect when agent.gamma is set")
         check(
             "gamma_min",
             0 < self.gamma_min <= self.gamma_max,

@@ -66,7 +66,8 @@ class LatentActionMLP(MLP):
 
     def from_latent_part(self, part: Tensor, a: Tensor, keep: Tensor | None = None) -> Tensor:
         """The whole network, given `latent_part(z)`, which broadcasts against the actions."""
-        product, bias = F.linear(a, self.first.weight[:, self.latent :]), self.first.bias
+        product = F.linear(a, self.first.weight[:, self.latent :])
+        bias: Tensor = self.first.bias
         if part.numel() == bias.numel():  # one latent for all actions: as good as a bias
             bias = bias + part.flatten()
         else:

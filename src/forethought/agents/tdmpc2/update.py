@@ -93,7 +93,10 @@ class Learner:
         norm = clip_gradients(self.model_parameters, self.config.grad_clip_norm)
         metrics = {name: loss.item() for name, loss in losses.items()}
         metrics |= {"grad_norm": norm, "td_target_mean": y.mean().item()}
-        if not (math.isfinite(metrics["total_loss"]) and math.isfinite(metrics["grad_norm"])):
+        # The targets too: two-hot clamps an infinite one into a finite loss.
+        if not all(
+            math.isfinite(metrics[k]) for k in ("total_loss", "grad_norm", "td_target_mean")
+        ):
             return metrics | {"nonfinite": 1.0}
         self.optimiser.step()
 
