@@ -20,9 +20,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from forethought import presets
 from forethought.agents.tdmpc2.agent import TDMPC2
 from forethought.agents.tdmpc2.config import ModelConfig, TDMPC2Config
-from forethought.config import EpisodeReplayConfig
+from forethought.config import EpisodeReplayConfig, build_run_config
 from forethought.replay import Batch
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
@@ -35,7 +36,21 @@ TARGET = {5: {"plan": 1.6, "update": 1.8}}
 OBS, ACTION = 17, 6
 
 
-def make_agent(size: int, compile_: str) -> TDMPC2:
+def official(size: int, compile_: str) -> TDMPC2Config:
+    return TDMPC2Config(
+        model=ModelConfig(size=cast(Literal[1, 5], size)),
+        compile=cast(Literal["off", "kernels"], compile_),
+    )
+
+
+def small() -> TDMPC2Config:
+    """The preset for machines without a GPU."""
+    layers = presets.layers(["tdmpc2_small"], None, "tdmpc2")
+    run = build_run_config("tdmpc2", "dmc:cheetah-run", TDMPC2Config, layers)
+    return cast(TDMPC2Config, run.agent)
+
+
+def make_agent(config: TDMPC2Config) -> TDMPC2:
     spec = EnvSpec(
         task="synthetic",
         observation_space=gymnasium.spaces.Box(-np.inf, np.inf, (OBS,), np.float32),
@@ -43,10 +58,6 @@ def make_agent(size: int, compile_: str) -> TDMPC2:
         max_episode_steps=500,
         action_repeat=2,
         terminates=False,
-    )
-    config = TDMPC2Config(
-        model=ModelConfig(size=cast(Literal[1, 5], size)),
-        compile=cast(Literal["off", "kernels"], compile_),
     )
     replay = EpisodeReplayConfig(capacity_rows=10_000)
     return TDMPC2(spec, config, replay, streams=Streams(1), device=torch.device("cpu"))
@@ -78,20 +89,41 @@ def peak_gflops(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, tries: int = 
     return float(2 * 512**3 / best / 1e9)
 
 
-def measure(size: int, rounds: int, compile_: str) -> dict[str, Any]:
-    agent, obs = make_agent(size, compile_), np.random.default_rng(0).normal(size=(1, OBS))
-    print(f"size {size}: {agent.log_architecture()['total']:,} parameters. {' '.join(agent.notes)}")
-    batch = make_batch(agent)
-    state = agent.new_state(1, Streams(1), "planner")
-    first = np.array([False])
+def work_of(agent: TDMPC2) -> dict[str, Callable[[], Any]]:
+    """A decision and an update, both warmed up."""
+    batch, obs = make_batch(agent), np.random.default_rng(0).normal(size=(1, OBS))
+    state, first = agent.new_state(1, Streams(1), "planner"), np.array([False])
     work: dict[str, Callable[[], Any]] = {
         "plan": lambda: agent.act_batch(obs, state, first, [{}], True),
         "update": lambda: agent.update(batch, agent.draw_noise()),
     }
-    x, w, b = torch.randn(512, 512), torch.randn(512, 512), torch.randn(512)
     for warm_up in work.values():
         for _ in range(3):
             warm_up()
+    return work
+
+
+def measure_small(rounds: int) -> dict[str, Any]:
+    """A decision with its update, on one core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    agent = make_agent(small())
+    work = work_of(agent)
+    rows = [{name: seconds(run) * 1e3 for name, run in work.items()} for _ in range(rounds)]
+    torch.set_num_threads(threads)
+    both, p10 = median_p10([row["plan"] + row["update"] for row in rows])
+    print(
+        f"tdmpc2_small, one core: {agent.log_architecture()['total']:,} parameters\n"
+        f"  decision with its update: median {both:.1f} ms (target 50), p10 {p10:.1f} ms"
+    )
+    return {"ms_median": both, "ms_p10": p10, "target_ms": 50, "rounds_ms": rows}
+
+
+def measure(size: int, rounds: int, compile_: str) -> dict[str, Any]:
+    agent = make_agent(official(size, compile_))
+    print(f"size {size}: {agent.log_architecture()['total']:,} parameters. {' '.join(agent.notes)}")
+    work = work_of(agent)
+    x, w, b = torch.randn(512, 512), torch.randn(512, 512), torch.randn(512)
     rows = []
     for i in range(rounds):
         row: dict[str, float] = {}
@@ -137,8 +169,9 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()  # as every training run does
     sizes = {str(s): measure(s, options.rounds, options.compile) for s in options.sizes}
+    result = {"compile": options.compile, "sizes": sizes, "small": measure_small(options.rounds)}
     name = "tdmpc2_speed" if options.compile == "kernels" else "tdmpc2_speed_eager"
-    print(f"written: {write(name, {'compile': options.compile, 'sizes': sizes})}")
+    print(f"written: {write(name, result)}")
 
 
 if __name__ == "__main__":
