@@ -117,9 +117,16 @@ def test_a_value_out_of_range_or_contradictory_names_its_key(refused, flag, valu
 def test_a_device_that_is_not_here_is_named(refused, monkeypatch, device):
     import torch
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert device in refused(*train("--device", device))
+
+
+def test_a_replay_that_does_not_fit_or_has_no_device_is_refused(refused):
+    sentence = refused(*train("--replay.capacity_rows", "100000000000"))
+    assert sentence.startswith("replay.capacity_rows is 100000000000, which takes")
+    sentence = refused(*train("--replay.storage_device", "cuda:99"))  # on no machine
+    assert sentence.startswith("replay.storage_device is cuda:99, which cannot be used here")
 
 
 @pytest.mark.parametrize("task", ["gym:CartPole-v1", "minatar:breakout", "gym:Blackjack-v1"])
@@ -185,6 +192,27 @@ def test_an_unknown_policy_or_checkpoint_is_named(refused, finished_run):
     assert "no checkpoint at step 3; it has:" in refused("evaluate", "done", "--checkpoint", "3")
     assert "checkpoint is newest" in refused("evaluate", "done", "--checkpoint", "newest")
     assert "done" in refused(*train("--out", "done"), codes=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("schema", "two", "a whole number"),
+        ("schema", True, "a whole number"),
+        ("seed", "1", "a whole number"),
+        ("status", ["done"], "text"),
+        ("agent", None, "text"),
+        ("tags", "needs-inspection", "a list"),
+        ("best", 3, "a group of keys"),
+        ("random_score", "high", "a number"),
+    ],
+)
+def test_a_wrong_type_in_a_runs_description_is_named(refused, finished_run, key, value, rule):
+    file = finished_run / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    for verb in ("resume", "evaluate"):
+        sentence = refused(verb, "done", codes=(1, 2))
+        assert sentence.endswith(f"run.json is damaged: {key} is {value!r}, but must be {rule}.")
 
 
 @pytest.mark.parametrize(

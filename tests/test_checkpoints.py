@@ -127,6 +127,26 @@ def test_what_a_killed_writer_left_is_cleared(run):
     assert [entry["path"] for entry in entries] == names(run)
 
 
+@pytest.mark.parametrize("deleted", [100, 200])
+def test_a_checkpoint_deleted_by_hand_is_forgotten_and_saving_goes_on(
+    tmp_path, monkeypatch, caplog, deleted
+):
+    """Step 100 would be pruned when 300 is saved, step 200 would be asked for its blocks."""
+
+    def fault(name: str) -> None:
+        if name == "step-250":
+            shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{deleted:09d}")
+
+    monkeypatch.setattr(files, "fault_point", fault)
+    run = train_run(stub_run(eval={"every_agent_steps": 0}), tmp_path / "run").path
+    assert caplog.text == ""
+    assert names(run) == ["step-000000300", "step-000000400"]
+    events = RunDirectory.open(run).events()
+    assert "checkpoint-failed" not in [event["kind"] for event in events]
+    [note] = [event["note"] for event in events if event["kind"] == "checkpoints-mended"]
+    assert note == f"step-{deleted:09d} was taken out of the catalog: it is missing."
+
+
 def test_an_agent_loaded_for_acting_has_no_replay(run):
     agent = load_agent(run)
     with pytest.raises(ForethoughtError, match="for acting only"):

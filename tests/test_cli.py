@@ -276,6 +276,17 @@ def test_what_a_person_can_cause_has_no_traceback(rooms, capsys, error, code, li
     assert capsys.readouterr().err == line
 
 
+def test_the_traceback_of_an_environment_follows_the_sentence(rooms, capsys):
+    rooms.error = ForethoughtError("Environment 0 raised RuntimeError at step 3: the wheel.")
+    rooms.error.add_note('Traceback (most recent call last):\n  File "theirs.py", line 7')
+    assert main(["train", "tdmpc2", TASK]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "Environment 0 raised RuntimeError at step 3: the wheel.",
+        "Traceback (most recent call last):",
+        '  File "theirs.py", line 7',
+    ]
+
+
 def test_a_programming_error_is_not_hidden(rooms):
     rooms.error = RuntimeError("a bug")
     with pytest.raises(RuntimeError, match="a bug"):
@@ -380,10 +391,10 @@ def test_the_public_names_go_through_a_whole_run(tmp_path):
     options["train"] = {"seed_agent_steps": 20, "seed_updates": 0}
     run = forethought.train("tdmpc2", TASK, presets=["debug"], out=tmp_path / "run", **options)
     assert (run.status, run.exit_code, run.path) == ("done", 0, tmp_path / "run")
-    assert forethought.resume(run.path, steps=25).status == "done"
-    result = forethought.evaluate(run.path, episodes=2)
+    assert forethought.resume(run, steps=25).status == "done"
+    result = forethought.evaluate(run, episodes=2)
     assert len(result.returns) == 2
-    agent = forethought.load(run.path)
+    agent = forethought.load(run)
     assert agent.act(np.zeros(3, np.float32)).shape == (1,)
 
 

@@ -49,6 +49,7 @@ class Stub:
     gamma: float = 0.9
     hidden: tuple[int, ...] = (8, 8)
     norm: Literal["layer", "none"] = "layer"
+    size: Literal[1, 5] = 5
     weights: dict[str, float] = field(default_factory=dict)
     limit: int | None = None
     memory: Uniform | Prioritized = field(default_factory=Prioritized)
@@ -212,6 +213,7 @@ def test_unknown_reads_as_one_message():
         ({"env": {"workers": 1}}, "env.workers is 1, but must be true or false."),
         ({"agent": {"gamma": "high"}}, "agent.gamma is 'high', but must be a number."),
         ({"agent": {"norm": "batch"}}, "agent.norm is batch, but must be one of layer, none."),
+        ({"agent": {"size": True}}, "agent.size is True, but must be one of 1, 5."),
         ({"agent": {"hidden": 8}}, "agent.hidden is 8, but must be a list."),
         ({"agent": {"hidden": [8, "x"]}}, "agent.hidden[1] is 'x', but must be a whole number."),
         ({"agent": {"limit": "x"}}, "agent.limit is 'x', but must be a whole number."),

@@ -383,6 +383,34 @@ def test_faults_stop_at_the_boundary_with_environment_and_step(fault, sentence):
     assert sentence in str(caught.value)
 
 
+class Rewarding(CounterEnv):
+    """The same reward at every frame."""
+
+    def __init__(self, reward):
+        super().__init__(length=None)
+        self.reward = reward
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, self.reward, *rest
+
+
+@pytest.mark.parametrize(
+    ("reward", "repeat"),
+    [(1e300, 1), (-1e39, 1), (10**400, 1), (3e38, 2)],
+    ids=["float64", "negative", "whole number", "sum of frames"],
+)
+def test_a_reward_that_float32_cannot_hold_stops_at_the_boundary(reward, repeat):
+    """float32 ends at 3.4e38: two frames of 3e38 are each finite, but their sum is not."""
+    env = TaskEnv(Rewarding(reward), action_repeat=repeat)
+    env.reset()
+    with pytest.raises(EnvError, match=r"reward of environment 0 at step 1 is .* in float32"):
+        env.step(np.zeros(1, np.float32))
+    env = TaskEnv(Rewarding(3e38))
+    env.reset()
+    assert env.step(np.zeros(1, np.float32))[1] == 3e38
+
+
 def test_the_traceback_of_the_environment_is_kept():
     env = TaskEnv(FaultyEnv("raise", at=1))
     env.reset()

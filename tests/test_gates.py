@@ -12,7 +12,7 @@ def nan_updates(gates: Gates, count: int, start: int = 0) -> list[str]:
     return [
         alarm.kind
         for update in range(start + 1, start + count + 1)
-        for alarm in gates.after_update({"loss": math.nan}, update)
+        for alarm in gates.after_update({"loss": math.nan, "nonfinite": 1.0}, update)
     ]
 
 
@@ -32,7 +32,7 @@ def test_one_finite_update_starts_the_count_again():
     assert gates.nonfinite_total == 200
 
 
-def test_the_skip_flag_of_the_agent_counts_like_a_nan():
+def test_the_agent_says_that_it_skipped_and_is_counted():
     gates = Gates()
     gates.after_update({"nonfinite": 1.0}, 1)
     gates.after_update({"nonfinite": 0.0, "loss": 2.0}, 2)
@@ -40,8 +40,27 @@ def test_the_skip_flag_of_the_agent_counts_like_a_nan():
 
 
 def test_an_infinite_loss_is_named():
-    [alarm] = Gates().after_update({"value_loss": math.inf, "q_mean": 1.0}, 7)
-    assert "Update 7" in alarm.message and "value_loss" in alarm.message
+    metrics = {"value_loss": math.inf, "q_mean": 1.0, "nonfinite": 1.0}
+    [alarm] = Gates().after_update(metrics, 7)
+    assert alarm.message.startswith("Update 7 was skipped") and "value_loss" in alarm.message
+
+
+def test_a_metric_that_is_not_finite_is_no_skipped_update():
+    """The agent stepped: nothing was skipped and nothing halts, but it is told and counted."""
+    gates, metrics = Gates(), {"td_target_mean": math.inf, "grad_norm": 2000.0, "nonfinite": 0.0}
+    alarms = gates.after_update(metrics, 7)
+    assert [alarm.kind for alarm in alarms] == ["nonfinite-metric", "gradient-norm"]
+    assert alarms[0].message.startswith("Update 7 was made, but is not finite in td_target_mean")
+    assert all(gates.after_update({"q_mean": math.nan}, u) == [] for u in range(8, 1007))
+    [alarm] = gates.after_update({"q_mean": math.nan}, 1007)
+    assert "q_mean (1001 such updates" in alarm.message
+    assert (gates.nonfinite_total, gates.nonfinite_in_a_row, gates.metric_alarms) == (0, 0, 1001)
+
+
+def test_a_checkpoint_without_a_counter_starts_it():
+    gates = Gates(metric_alarms=3)
+    gates.restore({k: v for k, v in Gates(norm_alarms=2).state().items() if k != "metric_alarms"})
+    assert (gates.metric_alarms, gates.norm_alarms) == (0, 2)
 
 
 def test_gradient_norms_over_1000_warn_once_per_1000_updates():

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from itertools import count
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -170,11 +172,65 @@ def test_an_episode_that_cannot_be_stepped_again_is_marked_and_the_run_says_so(
     assert "is no longer exact" in caplog.text
     [event] = [e for e in RunDirectory.open(run.path).events() if e["kind"] == "resumed"]
     assert event["lost_episodes"] == [0]
+    assert event["reasons"] == ["Its last observation differs."]
     rows = training_record(run.path)["episodes"]
     # 8 whole episodes of 30, then 10 decisions of the ninth until step 250
     lost = [row for row in rows if row["truncated"] == "1"]
     assert [(row["agent_steps"], row["length_agent_steps"]) for row in lost] == [("250", "10")]
     assert [row["episodes"] for row in rows] == [str(n + 1) for n in range(len(rows))]
+
+
+class RaisesOnce(CounterEnv):
+    """Raises at reset or at a step of the object that a resume makes, then never again."""
+
+    faults: ClassVar[list[str]] = []
+
+    def reset(self, *, seed=None, options=None):
+        self.may_raise("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.may_raise("step")
+        return super().step(action)
+
+    def may_raise(self, where: str) -> None:
+        if where in self.faults:
+            self.faults.remove(where)
+            raise RuntimeError("the wheel came off")
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_an_episode_that_raises_when_stepped_again_is_lost_and_the_run_goes_on(
+    where, tmp_path, monkeypatch, caplog
+):
+    spec = EnvSpec("stub/RaisesOnce-v0", partial(RaisesOnce, 30))
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    at(monkeypatch, "mid-episode", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    run = train_run(stub_run("gym:stub/RaisesOnce-v0", env={"num_envs": 2}), tmp_path / "run")
+    monkeypatch.setattr(RaisesOnce, "faults", [where])
+    assert resume_run(run.path).status == "done"
+    assert "is no longer exact. Environment 0 raised RuntimeError" in caplog.text
+    [event] = [e for e in RunDirectory.open(run.path).events() if e["kind"] == "resumed"]
+    assert event["lost_episodes"] == [0]
+    assert "the wheel came off" in event["reasons"][0]
+    lost = [row for row in training_record(run.path)["episodes"] if row["truncated"] == "1"]
+    assert [(row["agent_steps"], row["env_index"]) for row in lost] == [("250", "0")]
+
+
+def test_a_run_made_longer_equals_an_undisturbed_one_though_its_end_was_written(tmp_path):
+    """60 steps end with the open interval as a row; 120 steps have rows at 50, 100 and 120."""
+    layers = {"eval": {"every_agent_steps": 60}, "train": {"seed_agent_steps": 20}}
+    run = train_run(stub_run(**layers, steps=60), tmp_path / "run")
+    before = training_record(run.path)
+    assert [row["agent_steps"] for row in before["train"]] == ["50", "60"]
+    assert [row["updates"] for row in before["train"]] == ["55", "60"]  # 40 + (60 - 20) / 2
+    assert resume_run(run.path).status == "done"  # complete: nothing is cut off
+    assert training_record(run.path) == before
+    resume_run(run.path, steps=120)
+    undisturbed = train_run(stub_run(**layers, steps=120), tmp_path / "undisturbed")
+    ours = training_record(run.path)
+    assert [row["agent_steps"] for row in ours["train"]] == ["50", "100", "120"]
+    assert ours == training_record(undisturbed.path)
 
 
 def command(*words: str) -> list[str]:

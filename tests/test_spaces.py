@@ -129,6 +129,7 @@ def test_check_gives_a_copy_in_stored_types():
     ("key", "bad", "words"),
     [
         ("box", np.array([0.0, np.nan]), "'box' of environment 4 at step 17 is not finite"),
+        ("box", np.array([0.0, 1e300]), "is not finite as float32: it holds 1e.300"),
         ("box", np.array([0.0, np.inf]), "it holds inf"),
         ("box", np.zeros(3), r"has shape \(3,\), but its space says \(2,\)"),
         ("box", [[1.0], [1.0, 2.0]], "'box' of environment 4 at step 17 is not a regular array"),

@@ -32,6 +32,7 @@ from forethought.tracking import (
 from forethought.tracking import csv_file as csv_module
 from forethought.tracking.columns import EPISODE, EVALUATION, LEADING, train_columns
 from forethought.tracking.console import ConsoleSink
+from forethought.tracking.run_directory import git_commit
 from forethought.tracking.tensorboard import TensorBoardSink
 from forethought.tracking.wandb import WandbSink
 
@@ -85,7 +86,10 @@ class BrokenSink:
 
 
 class FakeWandb(types.ModuleType):
-    """What `import wandb` gives in tests: keeps what it is told."""
+    """What `import wandb` gives in tests: keeps what it is told, one row per step as W&B does.
+
+    What is logged at the step of the last row is merged into it, key by key.
+    """
 
     def __init__(self):
         super().__init__("wandb")
@@ -98,7 +102,10 @@ class FakeWandb(types.ModuleType):
         return self
 
     def log(self, data, step):
-        self.logged.append((step, data))
+        if self.logged and self.logged[-1][0] == step:
+            self.logged[-1][1].update(data)
+        else:
+            self.logged.append((step, dict(data)))
 
     def finish(self):
         self.finished = True
@@ -160,7 +167,7 @@ def test_three_thousand_steps_give_three_rows_with_finite_loss(tmp_path, fake_wa
     sent = [data for _, data in fake_wandb.logged if "train/loss" in data]
     assert len(sent) == 3
     for row, data in zip(rows, sent):
-        assert set(data) == {f"train/{name}" for name in row}
+        assert {key for key in data if "train/" in key} == {f"train/{name}" for name in row}
         assert all(float(cell) == data[f"train/{name}"] for name, cell in row.items())
     assert fake_wandb.finished
 
@@ -174,8 +181,7 @@ def test_wandb_steps_are_env_frames_and_never_go_back(tmp_path, fake_wandb):
     steps = [step for step, _ in fake_wandb.logged]
     assert steps == sorted(steps)
     for step, data in fake_wandb.logged:
-        (frames,) = [value for key, value in data.items() if key.endswith("/env_frames")]
-        assert step == frames
+        assert {value for key, value in data.items() if key.endswith("/env_frames")} == {step}
     assert steps[-1] == 6000  # 3000 decisions of two frames each
     assert fake_wandb.logged[-1][1]["eval/return_mean"] == 5.0
     assert "eval/returns" not in fake_wandb.logged[-1][1]  # a list is no curve
@@ -196,6 +202,7 @@ def test_episode_rows_reach_every_sink_with_the_value_of_the_csv(tmp_path, fake_
     run, clock, other = new_run(tmp_path / "run"), Clock(), ListSink()
     tracker = Tracker(run, [other, WandbSink("project")], clock, METRICS)
     play(tracker, clock, 600)
+    tracker.close()
     rows, _ = read_rows(run.episodes_csv)
     assert tuple(rows[0]) == EPISODE
     assert [row["episodes"] for row in rows] == ["1", "2"]
@@ -205,6 +212,45 @@ def test_episode_rows_reach_every_sink_with_the_value_of_the_csv(tmp_path, fake_
     assert sent[0] == pytest.approx(1.1)
     assert rows[0]["success"] == ""  # the environment's info had none
     assert (rows[0]["terminated"], rows[0]["truncated"]) == ("0", "1")
+
+
+def test_episodes_that_end_at_the_same_frame_reach_wandb_as_their_mean(tmp_path, fake_wandb):
+    """W&B keeps one value per key and step; without the mean only the last would be left."""
+    run, clock = new_run(tmp_path / "run"), Clock()
+    tracker = Tracker(run, [WandbSink("project")], clock, METRICS)
+
+    def end(env_frames, *episodes):
+        clock.agent_steps, clock.env_frames = env_frames // 2, env_frames
+        for i, (total, success) in enumerate(episodes):
+            clock.episodes += 1
+            tracker.episode({"env_index": i, "return": total, "success": success, "seed": 7 + i})
+
+    end(20, (1.0, None), (2.0, 1.0), (6.0, 0.0))
+    assert fake_wandb.logged == []  # more episodes may end at this frame
+    end(40, (5.0, None))
+    tracker.flush_train(clock)
+    end(60, (8.0, None), (9.0, None))
+    tracker.close()
+    shown = ("return", "success", "count", "episodes")
+    found = [
+        (step, *(data.get(f"episode/{name}") for name in shown)) for step, data in fake_wandb.logged
+    ]
+    assert found == [(20, 3.0, 0.5, 3, 3), (40, 5.0, None, 1, 4), (60, 8.5, None, 2, 6)]
+    assert fake_wandb.logged[1][1]["train/agent_steps"] == 20
+    returns = [row["return"] for row in read_rows(run.episodes_csv)[0]]
+    assert returns == ["1.0", "2.0", "6.0", "5.0", "8.0", "9.0"]
+    assert fake_wandb.finished
+
+
+def test_episodes_that_wandb_refused_do_not_pile_up(tmp_path, fake_wandb, monkeypatch):
+    clock, sink = Clock(), WandbSink("project")
+    tracker = Tracker(new_run(tmp_path / "run"), [sink], clock, METRICS)
+    monkeypatch.setattr(fake_wandb, "log", lambda data, step: 1 / 0)
+    play(tracker, clock, 2000)
+    assert tracker.sink_failures == 3  # the episode of step 300, and a row in each interval
+    monkeypatch.undo()
+    tracker.close()
+    assert fake_wandb.logged == [] and fake_wandb.finished
 
 
 def test_evaluation_rows_keep_every_episode(tmp_path):
@@ -631,15 +677,22 @@ def test_the_default_place_is_task_agent_seed_and_time(tmp_path, monkeypatch):
         assert re.fullmatch(pattern, path.as_posix())
 
 
-def test_the_commit_of_the_working_directory_is_kept_if_there_is_one(tmp_path, monkeypatch):
+def test_the_commit_is_that_of_the_source_and_not_of_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert new_run(tmp_path / "outside").run_json["git_commit"] is None
+    source, installed = tmp_path / "src" / "code.py", tmp_path / ".venv" / "code.py"
+    for file in (source, installed):
+        file.parent.mkdir()
+        file.write_text("")
+    assert git_commit(source) is None  # no repository yet
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    subprocess.run([*git, "add", "src"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
     head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
-    assert new_run(tmp_path / "inside").run_json["git_commit"] == head.stdout.strip()
+    assert git_commit(source) == head.stdout.strip()
+    assert git_commit(installed) is None  # somebody else's repository
+    assert new_run(tmp_path / "run").run_json["git_commit"] == git_commit() != head.stdout.strip()
 
 
 def test_a_run_is_never_created_over_another(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -12,11 +13,14 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from forethought import files
-from forethought.config import ConfigError
+from forethought.config import ConfigError, TrainConfig
+from forethought.envs import spec_of
 from forethought.files import FileError
 from forethought.seeding import Streams
 from forethought.spaces import EnvError
 from forethought.tracking import RunDirectory, read_rows
+from forethought.training import loop
+from forethought.training.build import seed_phase
 from forethought.training.device import resolve_device
 from forethought.training.loop import train_run
 from forethought.training.signals import Stop
@@ -189,6 +193,139 @@ def test_the_last_checkpoint_must_not_fail(tmp_path, monkeypatch):
     with pytest.raises(FileError, match="No space left on device"):
         train_run(stub_run(**layers, eval={"every_agent_steps": 0}), tmp_path / "run")
     assert RunDirectory.open(tmp_path / "run").run_json["status"] == "failed"
+
+
+def test_what_cannot_be_written_beside_checkpoints_stops_no_training(tmp_path, monkeypatch, caplog):
+    """The score of random play, a tag and the scores in run.json; the last status must be told."""
+    give_scores(monkeypatch, 0.0, [10, 4, 4, 4])
+    update = RunDirectory.update
+
+    def full(self, **fields):
+        if "status" not in fields:
+            raise FileError("run.json could not be written (No space left on device).")
+        update(self, **fields)
+
+    monkeypatch.setattr(RunDirectory, "update", full)
+    layers = {"train": {"checkpoint_every_agent_steps": 0}, "eval": {"every_agent_steps": 100}}
+    run = train_run(stub_run(**layers), tmp_path / "run")
+    assert (run.status, run.random_score) == ("done", 0.0)
+    events = [e for e in RunDirectory.open(run.path).events() if e["kind"] == "write-failed"]
+    assert [(event["what"], event["failures"]) for event in events] == [
+        ("The score of random play in run.json", 1),
+        ("The tag needs-inspection", 2),
+        ("The scores in run.json", 3),
+    ]
+    assert caplog.text.count("was not written, training goes on") == 3
+
+
+def test_a_score_that_could_not_be_written_is_written_with_the_next_checkpoint(
+    tmp_path, monkeypatch
+):
+    update, failed = RunDirectory.update, []
+
+    def full_once(self, **fields):
+        if "random_score" in fields and not failed:
+            failed.append(fields)
+            raise OSError(28, "No space left on device")
+        update(self, **fields)
+
+    monkeypatch.setattr(RunDirectory, "update", full_once)
+    run = train_run(stub_run(steps=100), tmp_path / "run")
+    assert failed == [{"random_score": run.random_score}]
+    assert RunDirectory.open(run.path).run_json["random_score"] == run.random_score
+
+
+def test_a_dump_that_cannot_be_written_still_leaves_a_diverged_run(tmp_path, monkeypatch):
+    layers = {"agent": {"nan_from_update": 1}, "train": {"seed_updates": 400}}
+    (tmp_path / "run").mkdir()
+
+    def fault(name: str) -> None:
+        if name == "step-1":
+            (tmp_path / "run" / "dumps").write_text("in the way")
+
+    monkeypatch.setattr(files, "fault_point", fault)
+    run = train_run(stub_run(**layers), tmp_path / "run")
+    assert (run.status, run.exit_code) == ("diverged", 3)
+    [event] = [e for e in RunDirectory.open(run.path).events() if e["kind"] == "write-failed"]
+    assert event["what"] == "The dump"
+
+
+class BrokenSink:
+    """Raises in every call."""
+
+    calls = 0
+
+    def start(self, *arguments):
+        self.calls += 1
+        raise ConnectionError("no network")
+
+    train = episode = evaluation = progress = close = start
+
+
+def test_a_sink_that_always_raises_leaves_the_same_run(tmp_path, monkeypatch, caplog):
+    """airspace.md, section 5, row 2.1: the run ends with the weights of one without that sink."""
+    without = train_run(stub_run(), tmp_path / "without")
+    broken = BrokenSink()
+    monkeypatch.setattr(loop, "make_sinks", lambda track, steps: [broken])
+    run = train_run(stub_run(), tmp_path / "with")
+    assert run.status == "done"
+    ours, theirs = training_record(run.path), training_record(without.path)
+    assert ours["agent tensors"]["weight"] == theirs["agent tensors"]["weight"]
+    assert ours == theirs
+    assert broken.calls == 5  # of eight intervals: disabled after the fifth failure
+    assert [r.message for r in caplog.records if "BrokenSink" in r.message] == [
+        "BrokenSink failed in start (ConnectionError: no network); training goes on, it is tried "
+        "again at the next interval."
+    ]
+    events = RunDirectory.open(run.path).events()
+    kinds = [event["kind"] for event in events]
+    assert kinds.count("sink-failed") == kinds.count("sink-disabled") == 1
+    [failures] = [event for event in events if event["kind"] == "tracking-failures"]
+    assert failures["sinks"] == 5
+
+
+@pytest.mark.parametrize(
+    ("steps", "train", "told"),
+    [
+        (59, {}, True),
+        (60, {}, False),  # the burst follows the 60th step
+        (60, {"seed_updates": 0}, True),
+        (62, {"seed_updates": 0}, False),  # half an update per step
+    ],
+)
+def test_a_run_too_short_to_learn_says_so_at_its_start(tmp_path, caplog, steps, train, told):
+    run = train_run(stub_run(steps=steps, train=train), tmp_path / "run")
+    assert (run.status, "This run will not learn" in caplog.text) == ("done", told)
+    assert (int(rows(run, "train")[-1]["updates"]) == 0) is told
+    kinds = [event["kind"] for event in RunDirectory.open(run.path).events()]
+    assert kinds.count("never-learns") == told
+    assert "updates-owed" not in kinds
+
+
+def test_a_run_whose_replay_never_held_a_slice_says_so_at_its_end(tmp_path, caplog):
+    """Whole episodes only, but the first would end at step 200: 40 + (100 - 60) / 2 are owed."""
+    layers = {"env": {"max_episode_steps": 200}, "replay": {"kind": "episodes"}, "steps": 100}
+    run = train_run(stub_run(**layers), tmp_path / "run")
+    assert run.status == "done"
+    assert "60 updates were never made: replay holds no whole slice" in caplog.text
+    kinds = [event["kind"] for event in RunDirectory.open(run.path).events()]
+    assert kinds.count("updates-owed") == 1 and "never-learns" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("given", "length", "num_envs", "steps"),
+    [
+        (None, 100, 1, 1000),
+        (None, 500, 1, 2500),
+        (None, 500, 8, 4000),  # one episode of each environment
+        (None, None, 8, 1000),
+        (30, 500, 8, 30),
+    ],
+)
+def test_the_seed_phase_lets_every_environment_finish_an_episode(given, length, num_envs, steps):
+    spec = replace(spec_of("gym:Pendulum-v1"), max_episode_steps=length)
+    assert seed_phase(TrainConfig(seed_agent_steps=given), spec, num_envs) == (steps, steps)
+    assert seed_phase(TrainConfig(given, seed_updates=7), spec, num_envs) == (steps, 7)
 
 
 def test_a_failing_evaluation_episode_is_reported_in_the_row(tmp_path, task_that_raises):

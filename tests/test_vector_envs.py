@@ -304,9 +304,9 @@ def test_an_open_episode_is_stepped_again_bit_for_bit(workers):
     assert values == {"seed": 7, "decisions": 30} and arrays[""].shape == (30, 4)
     envs.reset(seed=0)
     restored = EpisodeLog.restored(values, arrays)
-    assert replay_episode(envs, 1, restored, obs[1])
+    assert replay_episode(envs, 1, restored, obs[1]) is None
     restored.actions[3] = -restored.actions[3]
-    assert not replay_episode(envs, 1, restored, obs[1])
+    assert replay_episode(envs, 1, restored, obs[1]) == "Its last observation differs."
     envs.close()
 
 
@@ -330,7 +330,14 @@ def test_an_episode_that_ends_early_on_replay_is_not_restored():
     envs = vector_of(partial(CounterEnv, 2))
     obs, _ = envs.reset(seed=1)
     log = EpisodeLog(1, [np.zeros(1, np.float32)] * 2)
-    assert not replay_episode(envs, 0, log, np.array([2.0, obs[0, 1]], np.float32))
+    reason = replay_episode(envs, 0, log, np.array([2.0, obs[0, 1]], np.float32))
+    assert reason == "It ended at step 2, though it was open after 2."
+
+
+def test_an_episode_that_raises_on_replay_is_not_restored():
+    envs = vector_of(partial(FaultyEnv, "raise", 2))
+    log = EpisodeLog(1, [np.zeros(1, np.float32)] * 2)
+    assert "the wheel came off" in replay_episode(envs, 0, log, np.zeros(2, np.float32))
 
 
 def test_a_faulty_episode_fails_only_with_its_seed():

@@ -2,7 +2,7 @@
 
 >>> import forethought
 >>> run = forethought.train("tdmpc2", "gym:Pendulum-v1", presets=["debug"], seed=1)
->>> forethought.evaluate(run.path, episodes=2).mean
+>>> forethought.evaluate(run, episodes=2).mean
 
 Importing this imports no torch: each function brings its room along when it is called.
 """
@@ -82,27 +82,36 @@ def train(
     return train_run(run_config, out=Path(out) if out is not None else None)
 
 
-def resume(run: str | Path, steps: int | None = None) -> Run:
+def resume(run: str | Path | Run, steps: int | None = None) -> Run:
     """Continues a run exactly where it stopped, to a new total of `steps` agent steps if given."""
     from forethought.training.loop import resume_run
 
-    return resume_run(Path(run), steps=steps)
+    return resume_run(_place(run), steps=steps)
 
 
-def evaluate(target: str | Path, **options: Any) -> EvalResult:
+def evaluate(target: str | Path | Run, **options: Any) -> EvalResult:
     """Plays episodes with a run's agent, or with a named policy in a task.
 
     `options`: policy, episodes, checkpoint, seed, as `forethought evaluate --help` explains them.
     """
     from forethought.training.evaluate import evaluate_target
 
-    return evaluate_target(str(target), **options)
+    return evaluate_target(target if isinstance(target, str) else str(_place(target)), **options)
 
 
 def load(
-    run: str | Path, for_acting: bool = True, *, checkpoint: str = "latest", device: str = "auto"
+    run: str | Path | Run,
+    for_acting: bool = True,
+    *,
+    checkpoint: str = "latest",
+    device: str = "auto",
 ) -> Agent:
     """The agent of a run; for acting only, it has neither replay nor optimisers."""
     from forethought.training.build import load_agent
 
-    return load_agent(Path(run), checkpoint=checkpoint, for_acting=for_acting, device=device)
+    return load_agent(_place(run), checkpoint=checkpoint, for_acting=for_acting, device=device)
+
+
+def _place(run: str | Path | Run) -> Path:
+    """The directory of a run, given by its path or as what `train` returned."""
+    return Path(run) if isinstance(run, str | Path) else run.path

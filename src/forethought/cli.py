@@ -96,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a reader that left can still be met
         return code
     except ForethoughtError as error:
-        print(error, file=sys.stderr)
+        # A note is the traceback of an error in code that is not ours, such as an environment's.
+        print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         print("Interrupted.", file=sys.stderr)

@@ -127,7 +127,8 @@ class TrainConfig:
     """How experience, updates and checkpoints follow each other."""
 
     seed_agent_steps: int | None = None
-    """Random decisions before learning; None is max(1000, 5 x episode length)."""
+    """Random decisions before learning, summed over environments; None is max(1000, 5 x L,
+    num_envs x L) for episodes of at most L decisions, so that every environment finishes one."""
     seed_updates: int | None = None
     """Updates in one burst when the random phase ends; None is as many as its agent steps."""
     updates_per_agent_step: float = 1.0
@@ -328,8 +329,9 @@ def _read(annotation: Any, value: Any, where: str) -> Any:
     if _is_union(annotation):
         return _read_union(annotation, value, where)
     if origin is Literal:
-        require(value in args, where, value, f"one of {_listed(args)}")
-        return value
+        same = [a for a in args if a == value and isinstance(a, bool) == isinstance(value, bool)]
+        require(bool(same), where, value, f"one of {_listed(args)}")
+        return same[0]
     if origin in (tuple, list):
         return origin(_read_items(annotation, value, where))
     if origin is dict:

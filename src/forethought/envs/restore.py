@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from forethought.envs.vector import VectorEnv
 from forethought.spaces import nested
 from forethought.spaces.nested import Tree
+from forethought.spaces.structure import EnvError
 
 
 @dataclass
@@ -49,14 +50,20 @@ class EpisodeLog:
         )
 
 
-def replay_episode(envs: VectorEnv, i: int, log: EpisodeLog, last_obs: Tree) -> bool:
-    """Re-step the open episode of environment `i`; True when its last observation is bit-equal.
+def replay_episode(envs: VectorEnv, i: int, log: EpisodeLog, last_obs: Tree) -> str | None:
+    """Re-step the open episode of environment `i`; None when its last observation is bit-equal.
 
-    After False the environment is wherever it is: the caller begins a new episode and says so.
+    Else the reason why the episode is lost. The environment is then wherever it is: the caller
+    begins a new episode and says so.
     """
-    obs, _ = envs.reset_one(i, log.seed)
-    for action in log.actions:
-        obs, _, terminated, truncated, _ = envs.step_one(i, action)
-        if terminated or truncated:
-            return False  # an open episode cannot have ended
-    return nested.bitwise_equal(obs, last_obs)
+    try:
+        obs, _ = envs.reset_one(i, log.seed)
+        for number, action in enumerate(log.actions, start=1):
+            obs, _, terminated, truncated, _ = envs.step_one(i, action)
+            if terminated or truncated:  # an open episode cannot have ended
+                return f"It ended at step {number}, though it was open after {len(log.actions)}."
+    except EnvError as error:
+        return str(error)
+    if not nested.bitwise_equal(obs, last_obs):
+        return "Its last observation differs."
+    return None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import gymnasium
+import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
 from forethought.config import ForethoughtError, require
@@ -22,6 +23,7 @@ from forethought.spaces.spec import Column, EnvSpec
 from forethought.spaces.structure import EnvError, Leaf, Structure, column_leaf
 
 T = TypeVar("T")
+LARGEST_REWARD = float(np.finfo(np.float32).max)  # replay stores float32, where more is infinite
 Step = tuple[Tree, float, bool, bool, dict[str, Any]]
 
 
@@ -109,6 +111,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             reward += self._checked_reward(frame_reward)
             if terminated or truncated:
                 break
+        reward = self._checked_reward(reward)  # a sum of large frames may be too large
         if terminated and not self.spec_for_agent.terminates:
             raise EnvError(
                 f"Environment {self.env_index} terminated at step {self._steps}, but declares that "
@@ -150,12 +153,12 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def _checked_reward(self, reward: Any) -> float:
         try:
             value = float(reward)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
-        if not math.isfinite(value):
+        if not abs(value) <= LARGEST_REWARD:  # also true for nan
             raise EnvError(
                 f"The reward of environment {self.env_index} at step {self._steps} is {reward}, "
-                "but must be a finite number; correct the environment."
+                "but must be a number that is finite in float32; correct the environment."
             )
         return value
 

@@ -89,15 +89,17 @@ class Structure:
         if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
             # Signed for unsigned and float for integer would change values without a word.
             _refuse(leaf.path, place, f"has dtype {array.dtype}, but its space says {leaf.dtype}")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            worst = array[~np.isfinite(array)].flat[0]
-            _refuse(leaf.path, place, f"is not finite: it holds {worst}")
         if leaf.path in self._ranges:
             low, high = self._ranges[leaf.path]
             if (array < low).any() or (array > high).any():
                 bad = array[(array < low) | (array > high)].flat[0]
                 _refuse(leaf.path, place, f"holds {bad}, which lies outside its space")
-        copy = array.astype(leaf.dtype)  # always a copy: environments reuse their buffers
+        with np.errstate(over="ignore"):  # what does not fit is refused below, in words
+            copy = array.astype(leaf.dtype)  # always a copy: environments reuse their buffers
+        if leaf.dtype.kind == "f" and not np.isfinite(copy).all():
+            worst = array[~np.isfinite(copy)].flat[0]
+            stored = f" as {leaf.dtype}" if np.isfinite(worst) else ""
+            _refuse(leaf.path, place, f"is not finite{stored}: it holds {worst}")
         # Gymnasium wants an element of Discrete to be a scalar, of a Box without axes an array.
         return copy[()] if leaf.path in self._scalars else copy
 

@@ -21,6 +21,18 @@ from forethought.tracking.lock import Lock
 SCHEMA = 1
 """Version of run.json's layout."""
 STATUSES = ("running", "done", "interrupted", "diverged", "failed")
+FIELD_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "schema": (int, "a whole number"),
+    "id": (str, "text"),
+    "status": (str, "text"),
+    "agent": (str, "text"),
+    "task": (str, "text"),
+    "seed": (int, "a whole number"),
+    "tags": (list, "a list"),
+    "best": (dict, "a group of keys"),
+    "random_score": ((int, float), "a number"),
+}
+"""What others rely on in run.json, and how a sentence names its type."""
 log = logging.getLogger("forethought")
 
 
@@ -96,7 +108,14 @@ class RunDirectory:
         needed = ("status", "agent", "task", "seed", "tags")
         if not isinstance(data, dict) or any(key not in data for key in needed):
             raise FileError(f"{self.path} is not a run directory: run.json describes no run.")
-        if data.get("schema", 0) > SCHEMA:
+        for key, (kind, words) in FIELD_TYPES.items():
+            value = data.get(key)
+            optional = value is None and key not in needed
+            if not optional and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise FileError(
+                    f"{self._run_file} is damaged: {key} is {value!r}, but must be {words}."
+                )
+        if (data.get("schema") or 0) > SCHEMA:
             raise FileError(
                 f"{self._run_file} has schema {data['schema']}, but this version reads up to "
                 f"{SCHEMA}: update forethought to read it."
@@ -163,19 +182,23 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def git_commit() -> str | None:
-    """The commit that is checked out in the working directory, if there is one."""
+def git_commit(source: Path = Path(__file__)) -> str | None:
+    """The commit of the source tree that runs, if that is a git checkout.
+
+    The file must be tracked: an installed package may lie in some other project's repository.
+    """
     try:
-        asked = subprocess.run(
-            ["git", "rev-parse", "--verify", "--quiet", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
+        _git(source, "ls-files", "--error-unmatch", "--", source.name)
+        return _git(source, "rev-parse", "--verify", "--quiet", "HEAD") or None
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.strip() or None
+
+
+def _git(source: Path, *words: str) -> str:
+    asked = subprocess.run(
+        ["git", *words], cwd=source.parent, capture_output=True, text=True, timeout=5, check=True
+    )
+    return asked.stdout.strip()
 
 
 def _make(out: Path) -> Path:

@@ -8,13 +8,25 @@ from forethought.tracking.columns import Row
 from forethought.tracking.run_directory import RunDirectory
 from forethought.tracking.sinks import numbers
 
+OF_ONE_EPISODE = ("return", "length_agent_steps", "success", "terminated", "truncated")
+"""Averaged over the episodes that ended at the same env_frames."""
+NAMES_ONE_EPISODE = ("env_index", "seed")
+"""No curves: they say which episode it was."""
+
 
 class WandbSink:
-    """Curves over env_frames, with keys 'train/...', 'episode/...' and 'eval/...'."""
+    """Curves over env_frames, with keys 'train/...', 'episode/...' and 'eval/...'.
+
+    W&B keeps one value per key and step, but several environments may end an episode at the same
+    step. So their episodes wait until env_frames moves on or another row comes, and are logged as
+    their mean, with `episode/count`; episodes.csv has each of them.
+    """
 
     def __init__(self, project: str) -> None:
         self._project = project
         self._run: Any = None
+        self._ended: list[dict[str, float]] = []
+        """Episodes that ended at one count of env_frames, not yet logged."""
 
     def start(self, run: RunDirectory) -> None:
         import wandb
@@ -30,18 +42,36 @@ class WandbSink:
         )
 
     def train(self, row: Row) -> None:
-        self._log("train", row)
+        self._log_episodes()
+        self._log("train", numbers(row))
 
     def episode(self, row: Row) -> None:
-        self._log("episode", row)
+        values = {k: v for k, v in numbers(row).items() if k not in NAMES_ONE_EPISODE}
+        if self._ended and self._ended[0]["env_frames"] != values["env_frames"]:
+            self._log_episodes()
+        self._ended.append(values)
 
     def evaluation(self, row: Row) -> None:
-        self._log("eval", row)
+        self._log_episodes()
+        self._log("eval", numbers(row))
 
     def close(self) -> None:
-        self._run.finish()
+        try:
+            self._log_episodes()
+        finally:
+            self._run.finish()
 
-    def _log(self, group: str, row: Row) -> None:
-        values = numbers(row)
+    def _log_episodes(self) -> None:
+        ended, self._ended = self._ended, []  # emptied first: what cannot be sent must not pile up
+        if not ended:
+            return
+        values = {**ended[-1], "count": len(ended)}
+        for name in OF_ONE_EPISODE:
+            known = [episode[name] for episode in ended if name in episode]
+            if known:
+                values[name] = sum(known) / len(known)
+        self._log("episode", values)
+
+    def _log(self, group: str, values: dict[str, float]) -> None:
         data = {f"{group}/{name}": value for name, value in values.items()}
         self._run.log(data, step=int(values["env_frames"]))

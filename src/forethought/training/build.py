@@ -47,6 +47,7 @@ def build_parts(config: RunConfig) -> Parts:
             device=device,
             num_envs=config.env.num_envs,
         )
+        _ = agent.replay  # made now: a ring that does not fit is refused before work begins
     except BaseException:
         env.close()  # worker processes must not outlive a refusal
         raise
@@ -92,9 +93,12 @@ def task_spec(task: str, env: EnvConfig) -> EnvSpec:
     return spec_of(task, action_repeat=env.action_repeat, max_episode_steps=env.max_episode_steps)
 
 
-def seed_phase(config: TrainConfig, spec: EnvSpec) -> tuple[int, int]:
-    """agent_steps of random play, and the updates that follow it in one burst."""
+def seed_phase(config: TrainConfig, spec: EnvSpec, num_envs: int) -> tuple[int, int]:
+    """agent_steps of random play, and the updates that follow it in one burst.
+
+    By default every environment finishes an episode in it, for only finished ones may be sampled.
+    """
     steps = config.seed_agent_steps
     if steps is None:
-        steps = max(1000, 5 * (spec.max_episode_steps or 0))
+        steps = max(1000, max(5, num_envs) * (spec.max_episode_steps or 0))
     return steps, steps if config.seed_updates is None else config.seed_updates

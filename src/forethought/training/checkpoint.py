@@ -48,6 +48,7 @@ class Checkpoints:
 
         `score` is the mean return of the evaluation at this very step, if there was one.
         """
+        self._forget_deleted()
         step = counters["agent_steps"]
         path = self.folder / f"step-{step:09d}"
         agent_json, agent_tensors = agent.state()
@@ -104,6 +105,16 @@ class Checkpoints:
         """Names of the replay blocks that the checkpoints here need."""
         paths = [self.folder / entry.path for entry in self.catalog.entries()]
         return {name for path in paths for name in files.read_manifest(path).meta["replay_blocks"]}
+
+    def _forget_deleted(self) -> None:
+        """Takes checkpoints that somebody deleted out of the catalog: the others go on as usual."""
+        present = {path.name for path in files.published(self.folder)}
+        gone = {entry.path for entry in self.catalog.entries()} - present
+        if gone:
+            self.catalog.remove(gone)
+        for name in sorted(gone):
+            note = f"{name} was taken out of the catalog: it is missing."
+            self.run.event("checkpoints-mended", note=note)
 
     def _prune(self) -> None:
         entries, best = self.catalog.entries(), self.catalog.best()

@@ -103,8 +103,8 @@ class Collector:
         }
         return data, tensors
 
-    def restore(self, data: dict[str, Any], tensors: dict[str, Tensor]) -> list[int]:
-        """Steps the open episodes again; returns the environments whose episode was lost.
+    def restore(self, data: dict[str, Any], tensors: dict[str, Tensor]) -> dict[int, str]:
+        """Steps the open episodes again; returns the environments whose episode was lost, and why.
 
         A lost episode ends here, marked as truncated, and the environment's next one begins.
         """
@@ -113,21 +113,20 @@ class Collector:
         self.act_state = self.agent.restore_acting_state(
             self.act_state, data["act"], _below("act/", tensors)
         )
-        lost = np.zeros(self.env.num_envs, dtype=np.bool_)
+        lost: dict[int, str] = {}
         for i, saved in enumerate(data["open"]):
             arrays = {k: v.numpy() for k, v in _below(f"action/{i}/", tensors).items()}
             log = EpisodeLog.restored(saved["log"], arrays)
             self.open[i] = OpenEpisode(saved["number"], log, saved["total"])
             leaves = {k: v.numpy() for k, v in _below(f"obs/{i}/", tensors).items()}
-            lost[i] = not replay_episode(self.env, i, log, nested.unflatten(leaves))
-        # No environment is reset by an empty mask, but all of them show where they are.
-        self._see(*self.env.reset(options={"reset_mask": np.zeros_like(lost)}))
-        for i in np.flatnonzero(lost).tolist():
-            self.agent.replay.close_episode(i)
-            self._close(i, terminated=False, truncated=True, success=None)
-        if lost.any():
-            self._reset(lost)
-        return [int(i) for i in np.flatnonzero(lost)]
+            reason = replay_episode(self.env, i, log, nested.unflatten(leaves))
+            if reason is not None:
+                lost[i] = reason
+                self.agent.replay.close_episode(i)
+                self._close(i, terminated=False, truncated=True, success=None)
+        # Also when none is lost: nothing is reset then, but all environments show where they are.
+        self._reset(np.isin(np.arange(self.env.num_envs), list(lost)))
+        return lost
 
     def _actions(self) -> Any:
         if self.clock.agent_steps < self.seed_agent_steps:

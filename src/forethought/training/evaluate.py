@@ -24,6 +24,7 @@ from forethought.seeding import Streams
 from forethought.spaces import EnvSpec
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent, read_config
+from forethought.training.device import set_threads
 
 PARALLEL_ENVS = 10  # environments that an evaluation steps together at most
 
@@ -207,6 +208,7 @@ def evaluate_target(
     if Path(target).is_dir():
         run = RunDirectory.open(Path(target))
         config = read_config(run)
+        set_threads(config.train.threads)  # sums are split by it: the same numbers as in training
         task, env, seed = config.task, config.env, config.seed if seed is None else seed
         names = [config.agent_name, "random"]
     elif ":" in target:

@@ -1,8 +1,9 @@
 """Failure gates: the same rules for every agent, so that no run fails silently.
 
-- An update with a non-finite loss, Q or gradient is skipped by the agent and counted here; the
-  101st in a row halts the run. One bad batch is survivable; a hundred in a row are not, and going
-  on would only burn time.
+- An update with a non-finite loss, Q or gradient is skipped by the agent, which says so by its
+  metric `nonfinite`, and counted here; the 101st in a row halts the run. One bad batch is
+  survivable; a hundred in a row are not, and going on would only burn time.
+- Any other metric that is not finite warns, at most once per 1000 updates: the update was made.
 - A gradient norm over 1000 warns, at most once per 1000 updates.
 - Three evaluations in a row below best - 0.5 (best - random) tag the run `needs-inspection`. The
   random score anchors the rule: half of the best would be wrong for negative scores (at a best of
@@ -16,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from forethought.tracking.columns import NONFINITE_FLAG
+
 MAX_NONFINITE_IN_A_ROW = 100  # updates
 GRADIENT_NORM_LIMIT = 1000.0
 WARNING_PERIOD = 1000  # updates between two warnings of one kind
@@ -28,7 +31,7 @@ class Alarm:
     """What a gate saw; the loop writes it to events.jsonl and to the screen."""
 
     kind: str
-    """`nonfinite-update`, `gradient-norm`, `evaluation-drop` or `diverged`."""
+    """`nonfinite-update`, `nonfinite-metric`, `gradient-norm`, `evaluation-drop` or `diverged`."""
     message: str
     """One sentence for a person."""
     halt: bool = False
@@ -43,8 +46,10 @@ class Gates:
 
     nonfinite_in_a_row: int = 0
     nonfinite_total: int = 0
+    metric_alarms: int = 0
     norm_alarms: int = 0
     last_nonfinite_warning: int = -WARNING_PERIOD
+    last_metric_warning: int = -WARNING_PERIOD
     last_norm_warning: int = -WARNING_PERIOD
     random_score: float | None = None
     best_score: float | None = None
@@ -53,10 +58,10 @@ class Gates:
     def after_update(self, metrics: Mapping[str, float], updates: int) -> list[Alarm]:
         """Judges the metrics of one update; `updates` is the count that includes it."""
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if metrics.get("nonfinite", 0.0) > 0.0 or bad:
-            return self._nonfinite(bad, updates)
+        if metrics.get(NONFINITE_FLAG, 0.0) > 0.0:
+            return self._skipped(bad, updates)
         self.nonfinite_in_a_row = 0
-        return self._norms(metrics, updates)
+        return [*self._metrics(bad, updates), *self._norms(metrics, updates)]
 
     def after_evaluation(self, score: float) -> list[Alarm]:
         """Judges the mean return of one evaluation; the best is updated after the judgement."""
@@ -82,11 +87,11 @@ class Gates:
         return asdict(self)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes the counters of a checkpoint."""
-        for name in asdict(self):
-            setattr(self, name, state[name])
+        """Takes the counters of a checkpoint; one that it does not have yet begins at its start."""
+        for name, start in asdict(Gates()).items():
+            setattr(self, name, state.get(name, start))
 
-    def _nonfinite(self, bad: list[str], updates: int) -> list[Alarm]:
+    def _skipped(self, bad: list[str], updates: int) -> list[Alarm]:
         self.nonfinite_in_a_row += 1
         self.nonfinite_total += 1
         where = f" in {', '.join(bad)}" if bad else ""
@@ -105,8 +110,21 @@ class Gates:
         )
         return [Alarm("nonfinite-update", message)]
 
+    def _metrics(self, bad: list[str], updates: int) -> list[Alarm]:
+        if not bad:
+            return []
+        self.metric_alarms += 1
+        if updates - self.last_metric_warning < WARNING_PERIOD:
+            return []
+        self.last_metric_warning = updates
+        message = (
+            f"Update {updates} was made, but is not finite in {', '.join(bad)} "
+            f"({self.metric_alarms} such updates so far)."
+        )
+        return [Alarm("nonfinite-metric", message)]
+
     def _norms(self, metrics: Mapping[str, float], updates: int) -> list[Alarm]:
-        norms = {name: value for name, value in metrics.items() if "grad_norm" in name}
+        norms = {n: x for n, x in metrics.items() if "grad_norm" in n and math.isfinite(x)}
         if not norms:
             return []
         name = max(norms, key=lambda key: norms[key])

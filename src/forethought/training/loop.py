@@ -101,9 +101,12 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None) -> Run:
                 trainer.restore(checkpoint)
             run.update(status="running")
             _say_hello(trainer)
+            trainer.warn_if_idle()
             trainer.tracker.start()
             status = _train(trainer, stop)
             trainer.save()  # the last one: a failure here raises
+            if status != "interrupted":
+                trainer.finish()
             run.update(status=status)
     except BaseException as error:
         # The disk may be what failed; then the first error is the one to show.

@@ -3,11 +3,12 @@ state of it all."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ class Trainer:
     def __init__(
         self, config: RunConfig, run: RunDirectory, parts: Parts, sinks: Sequence[Sink]
     ) -> None:
-        seed_agent_steps, seed_updates = seed_phase(config.train, parts.env.spec_for_agent)
+        spec, num_envs = parts.env.spec_for_agent, parts.env.num_envs
+        seed_agent_steps, seed_updates = seed_phase(config.train, spec, num_envs)
+        self.seed_phase = seed_agent_steps, seed_updates
         self.config, self.run, self.parts, self.agent = config, run, parts, parts.agent
         self.clock = Clock()
         self.budget = UpdateBudget(
@@ -55,6 +58,8 @@ class Trainer:
         self.scored_at = -1
         """agent_steps of that evaluation."""
         self.checkpoint_failures = 0
+        self.write_failures = 0
+        """Of files beside the checkpoints, without which training goes on."""
         self.recent: deque[dict[str, float]] = deque(maxlen=200)
         """Metrics of the last updates, for the dump of a run that diverges."""
 
@@ -79,7 +84,8 @@ class Trainer:
         self.tracker.tick("learning")
         halted = self._sound(self.gates.after_update(metrics, self.clock.updates))
         if halted:
-            self._dump()
+            with self._going_on("The dump"):
+                self._dump()
         reach(f"update-{self.clock.updates}")
         return halted
 
@@ -108,16 +114,20 @@ class Trainer:
             result = self.evaluator.random(**self._polls(stop, 0))
             self._tell_failures(result)
             self.gates.random_score = result.mean
-            self.run.update(random_score=result.mean)
+            with self._going_on("The score of random play in run.json"):
+                self.run.update(random_score=result.mean)
 
     def save(self) -> None:
         """A checkpoint; FileError if it cannot be written."""
         score = self.score if self.scored_at == self.clock.agent_steps else None
         self.checkpoints.save(self.agent, self.state(), self.clock.row(), score)
         self.agent.replay.prune(self.run.replay, self.checkpoints.needed_blocks())
-        best = self.checkpoints.catalog.best()
+        best, random = self.checkpoints.catalog.best(), self.gates.random_score
+        scores: dict[str, Any] = {} if random is None else {"random_score": random}
         if best is not None:
-            self.run.update(best={"step": best.step, "eval_score": best.eval_score})
+            scores["best"] = {"step": best.step, "eval_score": best.eval_score}
+        with self._going_on("The scores in run.json"):
+            self.run.update(**scores)
 
     def try_save(self) -> None:
         """A checkpoint on the way: a failure is told and counted, the next interval tries again."""
@@ -135,6 +145,32 @@ class Trainer:
         self.parts.env.close()
         self.evaluator.close()
         self.tracker.close()
+
+    def warn_if_idle(self) -> None:
+        """Says at the start when a run is too short for a single update."""
+        steps, n = self.config.steps, self.parts.env.num_envs
+        budget = UpdateBudget(self.config.train.updates_per_agent_step, *self.seed_phase)
+        budget.advance(math.ceil(steps / n) * n)
+        if budget.owed == 0:
+            self._warn(
+                "never-learns",
+                f"This run will not learn: steps is {steps}, which earns no update, for the first "
+                f"{self.seed_phase[0]} are random play (train.seed_agent_steps).",
+            )
+
+    def finish(self) -> None:
+        """The last words of a run that has ended and is saved, the open interval among them.
+
+        The checkpoint is older than that row, so a resume with more steps cuts it off and goes on
+        with the interval as it was.
+        """
+        self.tracker.flush_train(self.clock)
+        if self.budget.owed and not self.agent.replay.can_sample():
+            self._warn(
+                "updates-owed",
+                f"{self.budget.owed} updates were never made: replay holds no whole slice to learn "
+                "from; train longer, or shorten episodes with env.max_episode_steps.",
+            )
 
     # ---- state ----
 
@@ -158,22 +194,33 @@ class Trainer:
         data, tensors = files.read_json(folder / "loop.json"), folder / "loop.safetensors"
         self.agent.load(folder, self.run.replay)
         self.agent.replay.seal_to(self.run.replay)
-        for name in self._own_state():
-            setattr(self, name, data[name])
+        for name, start in self._own_state().items():
+            setattr(self, name, data.get(name, start))
         for name, part in self._counting_parts().items():
             part.restore(data[name])
         self.tracker.restore(data["tracker"])
         lost = self.collector.restore(data["collector"], files.load_tensors(tensors))
-        self.tracker.event("resumed", checkpoint=folder.name, lost_episodes=lost)
-        for i in lost:
+        reasons = list(lost.values())
+        self.tracker.event(
+            "resumed", checkpoint=folder.name, lost_episodes=list(lost), reasons=reasons
+        )
+        for i, reason in lost.items():
             log.warning(
                 "The open episode of environment %d did not come out the same when stepped again; "
-                "it is marked truncated and a new one begins, so this run is no longer exact.",
+                "it is marked truncated and a new one begins, so this run is no longer exact. %s",
                 i,
+                reason,
             )
 
     def _own_state(self) -> dict[str, Any]:
-        names = ("evaluations", "evaluation_pending", "score", "scored_at", "checkpoint_failures")
+        names = (
+            "evaluations",
+            "evaluation_pending",
+            "score",
+            "scored_at",
+            "checkpoint_failures",
+            "write_failures",
+        )
         return {name: getattr(self, name) for name in names}
 
     def _counting_parts(self) -> dict[str, Any]:
@@ -199,7 +246,8 @@ class Trainer:
             log.warning("%s", alarm.message)
             self.tracker.event(alarm.kind, message=alarm.message)
             if alarm.tag is not None:
-                self.run.tag(alarm.tag)
+                with self._going_on(f"The tag {alarm.tag}"):
+                    self.run.tag(alarm.tag)
             halt = halt or alarm.halt
         return halt
 
@@ -207,6 +255,22 @@ class Trainer:
         if result.failures:
             log.warning("%d evaluation episodes failed: %s", result.n_failed, result.failures[0])
             self.tracker.event("evaluation-episodes-failed", reasons=list(result.failures))
+
+    def _warn(self, kind: str, message: str) -> None:
+        log.warning("%s", message)
+        self.tracker.event(kind, message=message)
+
+    @contextlib.contextmanager
+    def _going_on(self, what: str) -> Iterator[None]:
+        """A write that must not stop training: a failure is told and counted."""
+        try:
+            yield
+        except (FileError, OSError) as error:
+            self.write_failures += 1
+            log.warning("%s was not written, training goes on: %s", what, error)
+            self.tracker.event(
+                "write-failed", what=what, reason=str(error), failures=self.write_failures
+            )
 
     def _dump(self) -> None:
         """What helps to find why a run diverged."""
