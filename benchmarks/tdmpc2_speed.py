@@ -2,9 +2,9 @@
 
 The limit is the work in matrix products alone, without redundant ones (same maths), at the speed
 of the best 512 x 512 x 512 product measured in the same round. A ratio of 1 would mean that
-nothing but matrix products takes time, and these at their very best; how far a lone product's
-usual time is above its best is printed beside it, as a measure of the machine's noise. The official code stands at 3.2 (plan) and 3.5 (update) at
-size 5 by the same measure.
+nothing but matrix products takes time, and these at their very best. How far a lone product's
+usual time lies above its best is printed beside it, as a measure of the machine's noise. The
+official code stands at 3.2 (plan) and 3.5 (update) at size 5.
 
     python benchmarks/tdmpc2_speed.py [--sizes 5 1] [--rounds 30] [--compile kernels|off]
 """
