@@ -87,6 +87,19 @@ SOME = {
 }
 
 
+def test_a_kind_may_be_named_alone_in_a_file_as_in_a_flag():
+    from forethought.agents.tdmpc2.config import CosineRate, TDMPC2Config
+
+    assert from_dict(TDMPC2Config, {"schedule": "cosine"}).schedule == CosineRate()
+
+
+def test_a_dotted_key_in_a_file_is_told_to_nest():
+    from forethought.agents.tdmpc2.config import TDMPC2Config
+
+    with pytest.raises(ConfigError, match=r"nested, as in \{planner: \{samples: 5\}\}"):
+        from_dict(TDMPC2Config, {"planner.samples": 5})
+
+
 def test_to_dict_has_every_field_at_every_depth():
     config = build(SOME)
     assert fields_match(config, to_dict(config))

@@ -41,7 +41,7 @@ def test_a_new_run_describes_itself(tmp_path):
     assert datetime.fromisoformat(about["created_utc"]).tzinfo == UTC
     assert (about["tags"], about["best"]) == ([], None)
     assert run.config()["agent"] == {"lr": 3e-4, "layers": [8, 8]}
-    for folder in (run.checkpoints, run.replay, run.snapshots, run.videos):
+    for folder in (run.checkpoints, run.replay):
         assert folder.is_dir()
 
 

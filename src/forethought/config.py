@@ -278,10 +278,17 @@ def from_dict(cls: type[T], data: Any, where: str = "") -> T:
         path = f"{where}.{key}" if where else str(key)
         if key == "kind" and hasattr(cls, "kind"):
             continue
+        if key not in annotations and "." in str(key):
+            raise ConfigError(
+                f"There is no key {path}: in a file groups are nested, as in "
+                f"{{{str(key).replace('.', ': {')}: {value}{'}' * (str(key).count('.') + 1)}."
+            )
         if key not in annotations:
             known = [f"{where}.{name}".lstrip(".") for name in annotations]
             see = "" if nearest(path, known) else f"There are {_listed(annotations) or 'none'}."
             raise unknown("key", path, known, see)
+        if isinstance(value, str) and union_members(annotations[key]):
+            value = {"kind": value}  # `schedule: cosine`, as the flag `--agent.schedule cosine`
         if isinstance(value, Mapping) and union_members(annotations[key]):
             value = {"kind": default_kind(cls, key), **value}
         values[key] = _read(annotations[key], value, path)

@@ -43,8 +43,6 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.replay = path / "replay"
-        self.snapshots = path / "snapshots"
-        self.videos = path / "videos"
         self.train_csv = path / "train.csv"
         self.episodes_csv = path / "episodes.csv"
         self.eval_csv = path / "eval.csv"
@@ -61,7 +59,7 @@ class RunDirectory:
         path = _make(out) if out is not None else _make_default(agent, task, seed)
         run = cls(path)
         try:
-            for folder in (run.checkpoints, run.replay, run.snapshots, run.videos):
+            for folder in (run.checkpoints, run.replay):
                 folder.mkdir()
         except OSError as error:
             raise _not_created(path, error) from error
