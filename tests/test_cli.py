@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ TASK = "gym:Pendulum-v1"
 class FakeResult:
     """An evaluation of two episodes."""
 
-    task, policy = TASK, "random"
+    task, policy, player = TASK, "random", "random"
 
     def statistics(self):
         return {"episodes": 2, "n_failed": 0, "return_mean": -1234.5, "success_mean": None}
@@ -267,7 +268,7 @@ def test_the_exit_code_is_that_of_the_run(rooms, tokens, code):
     [
         (ForethoughtError("The disk is full."), 1, "The disk is full.\n"),
         (ConfigError("There is no task x."), 2, "There is no task x.\n"),
-        (KeyboardInterrupt(), 130, "Interrupted.\n"),
+        (KeyboardInterrupt(), 130, "\nInterrupted.\n"),  # below the ^C
     ],
 )
 def test_what_a_person_can_cause_has_no_traceback(rooms, capsys, error, code, line):
@@ -310,11 +311,30 @@ def test_evaluate_passes_its_options_and_prints_a_summary(rooms, capsys):
     tokens += ["--device", "cpu"]
     assert main(["evaluate", TASK, *tokens]) == 0
     options = {"policy": "random", "episodes": 2, "checkpoint": "5000", "seed": 7, "device": "cpu"}
+    options["tell"] = None  # stderr is no terminal here
     assert rooms.made == [("evaluate", (TASK,), options)]
     out = capsys.readouterr().out
     assert out.splitlines()[0] == f"{TASK}, random, 2 episodes"
     assert "return_mean      -1234.5" in out
     assert "success" not in out
+
+
+def test_evaluate_shows_a_status_only_in_a_terminal(rooms, capsys, monkeypatch):
+    assert main(["evaluate", TASK]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    played = sys.modules["forethought.training.evaluate"].evaluate_target
+
+    def play(*args, tell, **options):
+        tell(1, 1200)
+        return played(*args, **options)
+
+    monkeypatch.setattr(sys.modules["forethought.training.evaluate"], "evaluate_target", play)
+    assert main(["evaluate", TASK, "--episodes", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "playing: 1 of 2 episodes, step 1,200" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", err)
+    assert out.startswith(TASK) and "playing" not in out
 
 
 def test_evaluate_prints_json_that_can_be_read_back(rooms, capsys):

@@ -18,7 +18,7 @@ from forethought.envs.episodes import (
 )
 from forethought.files import FileError
 from forethought.seeding import Streams
-from forethought.training.evaluate import EvalResult, RandomPolicy, evaluate_target
+from forethought.training.evaluate import EvalResult, RandomPolicy, Watched, evaluate_target
 from forethought.training.loop import train_run
 from tests.stub_agent import register, stub_run
 from tests.stubs import CounterEnv, EntityEnv, FaultyEnv, vector_of
@@ -145,6 +145,17 @@ def test_random_play_of_a_task_repeats_with_its_seed():
     assert play(1).seeds != play(2).seeds
     data = json.loads(json.dumps(play(1).to_json()))
     assert data["policy"] == "random" and len(data["returns"]) == 3
+    assert (data["run"], data["checkpoint_step"], data["seed"]) == (None, None, 1)
+    assert play(1).player == "random"
+
+
+def test_progress_counts_the_episodes_that_have_ended():
+    told = []
+    watched = Watched(Still(), lambda ended, steps: told.append((ended, steps)))
+    run_episodes(watched, counters(2, 4), [5, 6, 7, 8])
+    # environment 0 ends its episodes after 2 and 4 steps, environment 1 after 4 and 8
+    ended = [0, 0, 1, 1, 3, 3, 3, 3]
+    assert told == list(zip(ended, range(8), strict=True))
 
 
 def test_a_run_is_evaluated_from_its_latest_best_or_named_checkpoint(tmp_path):
@@ -156,9 +167,15 @@ def test_a_run_is_evaluated_from_its_latest_best_or_named_checkpoint(tmp_path):
     assert results["latest"].returns == results["200"].returns == results["best"].returns
     assert results["latest"].returns != results["100"].returns
     assert results["latest"].policy == "stub"
+    assert results["latest"].player == "stub at step 200 (latest)"
+    assert results["100"].player == "stub at step 100"
+    data = results["best"].to_json()
+    found = (data["run"], data["checkpoint"], data["checkpoint_step"], data["seed"])
+    assert found == (str(run.path), "best", 200, 1)
     random = evaluate_target(str(run.path), policy="random", episodes=2)
     assert random.seeds == results["latest"].seeds  # the same starts, so they compare
     assert random.mean == run.random_score
+    assert (random.run, random.checkpoint_step) == (str(run.path), None)
     with pytest.raises(ConfigError, match="no checkpoint at step 150; it has: 100, 200"):
         evaluate_target(str(run.path), checkpoint="150")
     with pytest.raises(ConfigError, match="must be latest, best or a step"):

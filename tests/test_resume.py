@@ -16,6 +16,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from forethought import files
+from forethought.cli import main
 from forethought.config import ConfigError, ForethoughtError
 from forethought.tracking import RunDirectory
 from forethought.training.build import read_config
@@ -137,6 +138,23 @@ def test_fewer_steps_than_taken_are_refused(tmp_path, monkeypatch):
     run = train_run(stub_run(), tmp_path / "run")
     with pytest.raises(ConfigError, match="steps is 200, but the run already stands at 250"):
         resume_run(run.path, steps=200)
+
+
+def test_a_complete_run_refuses_fewer_steps_too(tmp_path, capsys):
+    run = train_run(stub_run(steps=100), tmp_path / "run")
+    capsys.readouterr()
+    assert main(["resume", str(run.path), "--steps", "50"]) == 2
+    sentence = "steps is 50, but the run already stands at 100; give a greater total.\n"
+    assert capsys.readouterr().err == sentence
+    assert main(["resume", str(run.path), "--steps", "100"]) == 0
+
+
+def test_resume_says_where_it_goes_on(tmp_path, capsys):
+    run = train_run(stub_run(steps=1000, track={"console": True}), tmp_path / "run")
+    assert "Resumed" not in capsys.readouterr().err
+    resume_run(run.path, steps=1010)
+    told = capsys.readouterr().err.splitlines()
+    assert "Resumed at 1,000 agent steps (checkpoint step-000001000)." in told[:4]
 
 
 def test_a_run_that_is_being_trained_is_refused(tmp_path):

@@ -18,7 +18,7 @@ from forethought.envs import spec_of
 from forethought.files import FileError
 from forethought.seeding import Streams
 from forethought.spaces import EnvError
-from forethought.tracking import RunDirectory, read_rows
+from forethought.tracking import RunDirectory, Tracker, read_rows
 from forethought.training import loop
 from forethought.training.build import seed_phase
 from forethought.training.device import resolve_device
@@ -55,6 +55,21 @@ def test_a_run_leaves_exact_counts(tmp_path):
     ]
     about = RunDirectory.open(run.path).run_json
     assert about["status"] == "done" and about["random_score"] == run.random_score
+
+
+def test_only_a_burst_of_updates_is_a_phase(tmp_path, monkeypatch):
+    phases = []
+    tick = Tracker.tick
+
+    def listen(tracker: Tracker, phase: str = "") -> None:
+        phases.append(phase)
+        tick(tracker, phase)
+
+    monkeypatch.setattr(Tracker, "tick", listen)
+    train_run(stub_run(steps=100), tmp_path / "run")
+    learning = [phase for phase in phases if phase.startswith("learning")]
+    # 40 updates at step 60; the last one that is owed is no burst, nor are those of later steps
+    assert learning == [f"learning {made}/40 updates" for made in range(1, 39)]
 
 
 def test_frames_count_the_action_repeat_and_environments_add_up(tmp_path):

@@ -8,11 +8,12 @@ docstrings of the fields.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
+        print("\nInterrupted.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # 'forethought list tasks | head': the reader left, which is fine
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -162,22 +163,38 @@ def _evaluate(tokens: list[str]) -> int:
     conf.check_device("device", options.device, auto=True)
     from forethought.training.evaluate import evaluate_target
 
-    result = evaluate_target(
-        target,
-        policy=options.policy,
-        episodes=options.episodes,
-        checkpoint=options.checkpoint,
-        seed=options.seed,
-        device=options.device,
-    )
+    with _playing(options.episodes) as tell:
+        result = evaluate_target(
+            target,
+            policy=options.policy,
+            episodes=options.episodes,
+            checkpoint=options.checkpoint,
+            seed=options.seed,
+            device=options.device,
+            tell=tell,
+        )
     print(json.dumps(result.to_json()) if options.json else _summary(result))
     return 0
+
+
+@contextlib.contextmanager
+def _playing(episodes: int) -> Iterator[Callable[[int, int], None] | None]:
+    """A status on stderr while episodes are played, if a person is looking at it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading") as status:
+        yield lambda ended, steps: status.update(
+            f"playing: {ended} of {episodes} episodes, step {steps:,}"
+        )
 
 
 def _summary(result: EvalResult) -> str:
     """An evaluation in the lines that a person wants."""
     found = result.statistics()
-    lines = [f"{result.task}, {result.policy}, {found.pop('episodes')} episodes"]
+    lines = [f"{result.task}, {result.player}, {found.pop('episodes')} episodes"]
     shown = {key: value for key, value in found.items() if value is not None}
     return "\n".join([*lines, *(f"  {key:<14}{value:>10.6g}" for key, value in shown.items())])
 
@@ -283,7 +300,7 @@ def _for_help(parts: list[Any]) -> Any:
             value = getattr(part, name)
             members = conf.union_members(annotation)
             if members and value is not None:
-                text = "Its kind; the options of the kind that is chosen are shown below."
+                text = f"Which {name}; --help beside a choice shows that one's own options."
                 arg = tyro.conf.arg(name=name, help=text)
                 shown.append((f"{name}_kind", Annotated[Literal[tuple(members)], arg]))
                 values[f"{name}_kind"] = value.kind

@@ -21,6 +21,8 @@ PLAIN_PERIOD_S = 10.0
 """Seconds between two plain lines."""
 SPEED_WINDOW_S = 60.0
 """Seconds over which the speed is averaged: the seed phase is fast and says little about later."""
+BAR_COLUMNS = (4, 24)
+"""The least and the greatest width of the bar; with less room there is none."""
 
 
 class ConsoleSink:
@@ -41,10 +43,14 @@ class ConsoleSink:
         self._name = ""
         self._agent_steps = 0
         self._phase = ""
+        """Work during which the agent steps stand still; "" while they go on."""
+        self._called = now()
+        self._paused = 0.0
+        """Seconds in such phases: they say nothing about the speed of the steps."""
         self._last_return: float | None = None
         self._last_evaluation: float | None = None
         self._marks: deque[tuple[float, int]] = deque()
-        """(seconds, agent steps) at recent drawings."""
+        """(seconds outside phases, agent steps) at recent drawings."""
 
     def start(self, run: RunDirectory) -> None:
         about = run.run_json
@@ -65,16 +71,23 @@ class ConsoleSink:
         self._last_evaluation = _number(row.get("return_mean"))
 
     def progress(self, agent_steps: int, phase: str) -> None:
-        """Called at every step; draws only when the period has passed."""
+        """Called at every step and update; draws only when the period has passed.
+
+        `phase` names the work since the last call if the agent steps stood still meanwhile.
+        """
         self._agent_steps = agent_steps
         self._phase = phase
         now = self._now()
+        if phase:
+            self._paused += now - self._called
+        self._called = now
         if not self._marks:
-            self._marks.append((now, agent_steps))  # a resumed run does not begin at 0
+            self._marks.append((now - self._paused, agent_steps))  # a resumed run is not at 0
         if now >= self._next:
             self._draw()
 
     def close(self) -> None:
+        self._phase = ""
         self._draw()
         if self._live is not None:
             self._live.stop()
@@ -83,22 +96,48 @@ class ConsoleSink:
     def _draw(self) -> None:
         now = self._now()
         self._next = now + self._period
-        self._marks.append((now, self._agent_steps))
-        while len(self._marks) > 2 and now - self._marks[0][0] > SPEED_WINDOW_S:
+        stepping = now - self._paused
+        self._marks.append((stepping, self._agent_steps))
+        while len(self._marks) > 2 and stepping - self._marks[0][0] > SPEED_WINDOW_S:
             self._marks.popleft()
         if self._live is None:
             self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
-            return
-        bar = ProgressBar(total=max(self._steps, 1), completed=self._agent_steps, width=24)
-        table = Table.grid(padding=(0, 1))
-        table.add_row(bar, Text(self._line(), no_wrap=True, overflow="ellipsis"))
-        self._live.update(table, refresh=True)
+        else:
+            self._live.update(self._live_line(), refresh=True)
 
     def _line(self) -> str:
-        """The status in words, the same for both kinds of screen."""
-        share = min(1.0, self._agent_steps / max(self._steps, 1))
-        parts = [f"{share:4.0%}", self._name, f"{self._agent_steps:,}/{self._steps:,} agent steps"]
-        speed = self._speed()
+        """The status without a terminal."""
+        steps = f"{self._steps_done()} agent steps"
+        return " · ".join([self._share(), self._name, steps, *self._findings()])
+
+    def _live_line(self) -> Table:
+        """The status that fits the terminal; the start lines above it name agent and task."""
+        least, most = BAR_COLUMNS
+        share = self._share()
+        room = self._console.width - len(share) - 2  # a gap, and the last column stays free
+        parts = [self._steps_done(), *self._findings()]
+        while len(parts) > 2 and len(" · ".join(parts)) > room:
+            parts.pop(1)  # the speed first: the ETA says as much
+        text = " · ".join(parts)
+        cells: list[Text | ProgressBar] = [Text(share, no_wrap=True)]
+        columns = min(most, room - len(text) - 1)
+        if columns >= least:
+            total = max(self._steps, 1)
+            cells.append(ProgressBar(total=total, completed=self._agent_steps, width=columns))
+        table = Table.grid(padding=(0, 1))
+        table.add_row(*cells, Text(text, no_wrap=True, overflow="ellipsis"))
+        return table
+
+    def _share(self) -> str:
+        return f"{min(1.0, self._agent_steps / max(self._steps, 1)):4.0%}"
+
+    def _steps_done(self) -> str:
+        return f"{self._agent_steps:,}/{self._steps:,}"
+
+    def _findings(self) -> list[str]:
+        """Speed, ETA, return, evaluation and phase, as far as they are known."""
+        parts = []
+        speed = 0.0 if self._phase else self._speed()
         if speed > 0:
             left = max(0, self._steps - self._agent_steps) / speed
             parts += [f"{speed:.1f}/s", f"ETA {_duration(left)}"]
@@ -108,7 +147,7 @@ class ConsoleSink:
             parts.append(f"eval {self._last_evaluation:.1f}")
         if self._phase:
             parts.append(self._phase)
-        return " · ".join(parts)
+        return parts
 
     def _speed(self) -> float:
         """Agent steps per second over the recent past; 0 while nothing can be said."""

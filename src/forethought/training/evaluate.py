@@ -8,7 +8,7 @@ stands beside every result; the agent's evaluations count from 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought import config as conf
+from forethought import files
 from forethought.agents.base import Agent, AgentPolicy
 from forethought.config import EnvConfig
 from forethought.envs import VectorEnv, make_env
@@ -24,6 +25,7 @@ from forethought.seeding import Streams
 from forethought.spaces import EnvSpec
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent, read_config
+from forethought.training.checkpoint import Checkpoints
 from forethought.training.device import set_threads
 
 PARALLEL_ENVS = 10  # environments that an evaluation steps together at most
@@ -45,6 +47,14 @@ class EvalResult:
     success: tuple[float | None, ...]
     failures: tuple[str, ...]
     """One sentence per episode that could not be played to its end."""
+    run: str | None = None
+    """Directory of the run that was evaluated; None for a task alone."""
+    checkpoint: str | None = None
+    """Which checkpoint was asked for: latest, best or a step; None for random play."""
+    checkpoint_step: int | None = None
+    """agent_steps at which that checkpoint was saved; None for random play."""
+    seed: int | None = None
+    """The seed that the episodes' own seeds come from."""
 
     @classmethod
     def of(cls, played: Played, task: str, policy: str) -> EvalResult:
@@ -61,6 +71,14 @@ class EvalResult:
             success=tuple(e.success for e in episodes),
             failures=tuple(played.failures),
         )
+
+    @property
+    def player(self) -> str:
+        """Who played, for example `tdmpc2 at step 2500 (latest)`."""
+        if self.checkpoint_step is None:
+            return self.policy
+        asked = "" if str(self.checkpoint).isdigit() else f" ({self.checkpoint})"
+        return f"{self.policy} at step {self.checkpoint_step}{asked}"
 
     @property
     def n_failed(self) -> int:
@@ -147,14 +165,48 @@ class RandomPolicy:
         return legal_random(self.spec, state, infos), state
 
 
+class Watched:
+    """A policy that tells, before each step, how many episodes have ended and steps were taken.
+
+    An environment's row is `first` again when its episode has ended, whether or not another begins.
+    """
+
+    def __init__(self, policy: Policy, tell: Callable[[int, int], None]) -> None:
+        self.policy, self.tell = policy, tell
+        self.ended = self.steps = 0
+        self._under_way: NDArray[np.bool_] | None = None
+
+    def start(self, num_envs: int) -> Any:
+        return self.policy.start(num_envs)
+
+    def act(
+        self, obs: Any, state: Any, first: NDArray[np.bool_], infos: Sequence[dict[str, Any]]
+    ) -> tuple[Any, Any]:
+        if self._under_way is not None:
+            self.ended += int(np.sum(self._under_way & first))
+        self.tell(self.ended, self.steps)
+        self._under_way = ~first
+        self.steps += 1
+        return self.policy.act(obs, state, first, infos)
+
+
 class Evaluator:
     """The evaluation environments of one task, made when first needed and kept until `close`."""
 
-    def __init__(self, task: str, config: EnvConfig, streams: Streams, episodes: int) -> None:
+    def __init__(
+        self,
+        task: str,
+        config: EnvConfig,
+        streams: Streams,
+        episodes: int,
+        tell: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`tell` is called before each step with the episodes ended and the steps taken."""
         self.task = task
         self.config = config
         self.streams = streams
         self.episodes = episodes
+        self.tell = tell
         self._env: VectorEnv | None = None
 
     @property
@@ -182,6 +234,8 @@ class Evaluator:
     def _play(
         self, policy: Policy, name: str, index: int, **polls: Callable[..., Any]
     ) -> EvalResult:
+        if self.tell is not None:
+            policy = Watched(policy, self.tell)
         seeds = [self.streams.seed("eval", index, episode) for episode in range(self.episodes)]
         return EvalResult.of(run_episodes(policy, self.env, seeds, **polls), self.task, name)
 
@@ -200,11 +254,14 @@ def evaluate_target(
     checkpoint: str = "latest",
     seed: int | None = None,
     device: str = "auto",
+    tell: Callable[[int, int], None] | None = None,
 ) -> EvalResult:
     """Plays episodes of a run's agent, or of random play in a task or in a run's environments.
 
     The episodes are those of evaluation 0, so an agent and random play meet the same starts.
+    `tell` is called before each step with the episodes ended and the steps taken so far.
     """
+    run: RunDirectory | None = None
     if Path(target).is_dir():
         run = RunDirectory.open(Path(target))
         config = read_config(run)
@@ -220,11 +277,16 @@ def evaluate_target(
     policy = names[0] if policy is None else policy
     if policy not in names:
         raise conf.unknown("policy", policy, names, f"Here there is: {', '.join(names)}.")
-    evaluator = Evaluator(task, env, Streams(seed), episodes)
+    evaluator = Evaluator(task, env, Streams(seed), episodes, tell)
+    place = None if run is None else str(run.path)
     try:
-        if policy == "random":
-            return evaluator.random()
-        agent = load_agent(target, checkpoint=checkpoint, device=device)
-        return evaluator.agent(agent, 0)
+        if run is None or policy == "random":
+            return replace(evaluator.random(), run=place, seed=seed)
+        # By its step from here on: a run in training may save a newer one meanwhile.
+        folder, _ = Checkpoints(run).find(checkpoint)
+        step = int(files.read_manifest(folder).meta["agent_steps"])
+        agent = load_agent(target, checkpoint=str(step), device=device)
+        result = evaluator.agent(agent, 0)
+        return replace(result, run=place, checkpoint=checkpoint, checkpoint_step=step, seed=seed)
     finally:
         evaluator.close()

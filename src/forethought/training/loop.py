@@ -74,13 +74,15 @@ def resume_run(path: Path, steps: int | None = None) -> Run:
             log.warning("%s", reason)
             run.event("checkpoint-skipped", reason=reason)
         at = int(files.read_manifest(folder).meta["agent_steps"])
+        if steps is not None and steps < at and steps != config.steps:
+            raise ConfigError(
+                f"steps is {steps}, but the run already stands at {at}; give a greater total."
+            )
         if run.run_json["status"] == "done" and (steps or config.steps) <= at:
             print(f"{run.path} is complete at {at} agent steps; --steps TOTAL takes it further.")
             score = files.read_json(folder / "loop.json")["score"]
             return Run(run.path, "done", 0, at, score, run.run_json.get("random_score"))
         if steps is not None and steps != config.steps:
-            if steps < at:
-                raise ConfigError(f"steps is {steps}, but the run already stands at {at}.")
             config = replace(config, steps=steps)
             text = yaml.safe_dump(to_dict(config), sort_keys=False)
             files.write_text_atomic(run.path / "config.yaml", text)
@@ -100,7 +102,7 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None) -> Run:
             else:
                 trainer.restore(checkpoint)
             run.update(status="running")
-            _say_hello(trainer)
+            _say_hello(trainer, checkpoint)
             trainer.warn_if_idle()
             trainer.tracker.start()
             status = _train(trainer, stop)
@@ -171,7 +173,7 @@ def _train(trainer: Trainer, stop: Stop) -> str:
         return "interrupted"
 
 
-def _say_hello(trainer: Trainer) -> None:
+def _say_hello(trainer: Trainer, checkpoint: Path | None) -> None:
     config, agent = trainer.config, trainer.agent
     lines = [
         f"{config.agent_name} on {config.task}, seed {config.seed}, in {trainer.run.path}",
@@ -179,6 +181,9 @@ def _say_hello(trainer: Trainer) -> None:
         f"{agent.replay.describe()}",
         *agent.notes,
     ]
+    if checkpoint is not None:
+        steps = trainer.clock.agent_steps
+        lines.append(f"Resumed at {steps:,} agent steps (checkpoint {checkpoint.name}).")
     trainer.tracker.event("about", lines=lines)
     if config.track.console:
         print("\n".join(lines), file=sys.stderr)

@@ -64,4 +64,4 @@ class Stop:
             os._exit(EXIT_CODES[name])
         self.signal = name
         # os.write, because print inside a handler may re-enter a stream that is being written.
-        os.write(2, f"{name}: saving, then stopping (once more: leave at once)\n".encode())
+        os.write(2, f"\n{name}: saving, then stopping (once more: leave at once)\n".encode())

@@ -81,7 +81,7 @@ class Trainer:
         self.clock.updates += 1
         self.recent.append(metrics)
         self.tracker.add(metrics)
-        self.tracker.tick("learning")
+        self.tracker.tick(self._learning())
         halted = self._sound(self.gates.after_update(metrics, self.clock.updates))
         if halted:
             with self._going_on("The dump"):
@@ -228,6 +228,12 @@ class Trainer:
         return {name: getattr(self, name) for name in names}
 
     # ---- saying what happens ----
+
+    def _learning(self) -> str:
+        """How far a burst of updates is; "" for the few that each step earns."""
+        usual = self.config.train.updates_per_agent_step * self.parts.env.num_envs
+        owed, made = self.budget.owed, self.clock.updates
+        return f"learning {made:,}/{made + owed:,} updates" if owed > max(1.0, usual) else ""
 
     def _polls(self, stop: Stop, index: int) -> dict[str, Any]:
         """What the episode runner calls at each step of evaluation `index`."""
