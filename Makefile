@@ -7,11 +7,13 @@ STAMP := $(VENV)/.installed
 # One thread per process: on a few cores, idle OpenMP threads that spin cost more than they give.
 ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help setup test lint type bench learn resume-check clean
+.PHONY: help setup quickstart test lint type bench learn resume-check faults faults-beside-sb3 clean
 .DEFAULT_GOAL := help
+SEED ?= 1
+QUICK := $(if $(wildcard $(STAMP)),$(VENV),.venv-quickstart)
 
 help:  ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
 
 setup: $(STAMP)  ## make .venv with all extras and tools (once)
 
@@ -30,6 +32,18 @@ lint: setup  ## ruff: rules and format
 type: setup  ## mypy, strict on the package
 	$(PY) -m mypy
 
+# An existing .venv has all it needs; without one, only what it needs is installed.
+quickstart: $(QUICK)/.installed  ## train, evaluate, draw and film an agent in minutes (SEED=1)
+	$(ENV) $(QUICK)/bin/python scripts/quickstart.py --seed $(SEED)
+
+.venv-quickstart/.installed: pyproject.toml constraints.txt
+	@echo "Installing the core, dmc, video and report into .venv-quickstart (a few minutes) ..."
+	@began=$$(date +%s) && \
+	{ test -x .venv-quickstart/bin/python || $(PYTHON) -m venv .venv-quickstart; } && \
+	.venv-quickstart/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e '.[dmc,video,report]' && \
+	touch $@ && echo "Set-up took $$(($$(date +%s) - began)) s."
+
 bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
 	$(PY) benchmarks/tdmpc2_speed.py
 	$(PY) benchmarks/replay_speed.py
@@ -40,6 +54,12 @@ learn: setup  ## the learning runs behind docs/results (hours)
 resume-check: setup  ## kill runs with -9, resume them, compare bit for bit
 	$(ENV) $(PY) scripts/exact_resume.py
 
+faults: setup  ## 200 real kills and 200 flipped bits: does every run resume? (minutes)
+	$(ENV) $(PY) scripts/faults.py
+
+faults-beside-sb3: setup  ## the same faults done to Stable-Baselines3 and to us, in a table
+	$(ENV) $(PY) scripts/faults_beside_sb3.py
+
 clean:  ## remove .venv and caches; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .venv-quickstart .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null; true

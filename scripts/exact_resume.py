@@ -12,8 +12,6 @@ that must not, or is equal that must not.
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import os
 import subprocess
 import sys
@@ -22,9 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import result_file
+from compare_runs import differences
 from forethought import files
-from forethought.tracking import TIME_COLUMNS, RunDirectory
-from forethought.tracking.run_directory import git_commit
+from forethought.tracking import RunDirectory
 
 TASKS = {
     "dmc:hopper-hop": ["--env.num-envs", "2", "--env.workers"],
@@ -39,7 +38,6 @@ MOMENTS = {
     "in an evaluation": "evaluation-1-25",
     "in a save": "save-280",
 }
-CSV_FILES = ("train.csv", "episodes.csv", "eval.csv")
 PAUSE_SECONDS = 120
 
 
@@ -72,37 +70,6 @@ def kill_at(moment: str, command: list[str]) -> None:
                 process.kill()
                 return
     sys.exit(f"{' '.join(command)} never came to {moment}:\n{''.join(said)}")
-
-
-def differences(a: Path, b: Path) -> list[str]:
-    """What differs between two runs, but for times."""
-    found = []
-    for name in CSV_FILES:
-        if csv_rows(a / name) != csv_rows(b / name):
-            found.append(name)
-    (last_a, _), (last_b, _) = (files.newest_verified(run / "checkpoints") for run in (a, b))
-    if last_a.name != last_b.name:
-        return [*found, f"checkpoint {last_a.name} / {last_b.name}"]
-    if files.read_json(last_a / "agent.json") != files.read_json(last_b / "agent.json"):
-        found.append("agent.json")
-    for name in ("agent", "replay", "loop"):
-        left, right = (tensor_bits(path / f"{name}.safetensors") for path in (last_a, last_b))
-        keys = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
-        found += [f"{name}: {key}" for key in keys]
-    return found
-
-
-def csv_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if k not in TIME_COLUMNS} for row in rows]
-
-
-def tensor_bits(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    return {
-        name: (str(tensor.dtype), tuple(tensor.shape), tensor.numpy().tobytes())
-        for name, tensor in files.load_tensors(path).items()
-    }
 
 
 def compare(
@@ -147,7 +114,7 @@ def check_task(task: str, folder: Path) -> list[dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    default = Path(__file__).parents[1] / "docs" / "results" / "exact_resume.json"
+    default = result_file.RESULTS / "exact_resume.json"
     parser.add_argument("--out", type=Path, default=default, help="where the JSON goes")
     parser.add_argument("--keep", type=Path, help="keep the run directories here")
     arguments = parser.parse_args()
@@ -157,16 +124,7 @@ def main() -> int:
         rows = [row for task in TASKS for row in check_task(task, folder)]
     right = all(row["right"] for row in rows)
     seconds = round(time.monotonic() - began, 1)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    result = {
-        "command": "python scripts/exact_resume.py",
-        "git_commit": git_commit(),
-        "versions": files.versions(),
-        "seconds": seconds,
-        "all_right": right,
-        "cases": rows,
-    }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    result_file.write(arguments.out, {"seconds": seconds, "all_right": right, "cases": rows})
     print(f"{'all as it must be' if right else 'NOT as it must be'}, in {seconds:.0f} s")
     return 0 if right else 1
 

@@ -19,6 +19,7 @@ from forethought import files
 from forethought.agents import registry
 from forethought.agents.base import Agent, Json, Metrics, Tensors
 from forethought.config import RunConfig, build_run_config
+from forethought.nets.health import health
 from forethought.replay import Replay
 from forethought.seeding import Streams
 from forethought.tracking import TIME_COLUMNS, read_rows
@@ -37,6 +38,8 @@ class StubConfig:
     """Steps of a slice."""
     nan_from_update: int | None = None
     """From this update on, gradients are NaN."""
+    nan_until_update: int | None = None
+    """From this update on, they are finite again."""
     fail_at_update: int | None = None
     """This update raises a RuntimeError."""
 
@@ -114,14 +117,15 @@ class StubAgent(Agent):
         self.updates += 1
         if self.updates == self.config.fail_at_update:
             raise RuntimeError("the update is broken")
-        batch = self.replay.sample(self.config.batch_size)
+        self.last_batch = batch = self.replay.sample(self.config.batch_size)
         x = torch.cat([batch.obs[0], batch.action[0]], dim=-1)
         x = x + 0.01 * torch.randn(x.shape, generator=self.noise)
         predicted = x @ self.weight
         loss = ((predicted - batch.reward[0]) ** 2).mean()
         self.optimiser.zero_grad()
         loss.backward()
-        if self.config.nan_from_update is not None and self.updates >= self.config.nan_from_update:
+        begin, end = self.config.nan_from_update, self.config.nan_until_update
+        if begin is not None and begin <= self.updates < (end or self.updates + 1):
             self.weight.grad.fill_(torch.nan)
         norm = self.weight.grad.norm().item()
         if not np.isfinite(norm):
@@ -129,6 +133,10 @@ class StubAgent(Agent):
         self.optimiser.step()
         q_max = predicted.max().item()
         return {"loss": loss.item(), "grad_norm": norm, "q_max": q_max, "nonfinite": 0.0}
+
+    def diagnostics(self) -> tuple[Json, Tensors]:
+        json, batch = super().diagnostics()
+        return {"parts": {"linear": health([self.weight], self.optimiser)}, **json}, batch
 
     def log_architecture(self) -> dict[str, int]:
         return {"linear": self.weight.numel(), "total": self.weight.numel()}

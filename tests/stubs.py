@@ -205,12 +205,13 @@ def vector_of(
     num_envs: int | None = None,
     seed: int = 0,
     workers: bool = False,
+    timeout_seconds: float | None = None,
     **options: Any,
 ) -> VectorEnv:
     """A vector of stubs: one per maker, or `num_envs` of a single maker; options go to TaskEnv."""
     chosen = list(makers) * (num_envs or 1)
     tasks = [partial(task_env, make, i, options) for i, make in enumerate(chosen)]
-    return VectorEnv(tasks, seed, workers=workers)
+    return VectorEnv(tasks, seed, workers=workers, timeout_seconds=timeout_seconds)
 
 
 def fault_if(index: int, fault: str, at: int = 3, num_envs: int = 2) -> list[Callable[[], Any]]:
@@ -233,3 +234,4 @@ _register("Entity", EntityEnv)
 _register("Image", ImageEnv)
 _register("Raises", FaultyEnv, fault="raise")
 _register("NaN", FaultyEnv, fault="nan-observation")
+_register("Hangs", FaultyEnv, fault="hang", at=7)

@@ -14,7 +14,7 @@ import pytest
 import forethought
 from forethought import presets
 from forethought.agents.registry import config_class
-from forethought.cli import main
+from forethought.cli import VERBS, main
 from forethought.config import (
     ConfigError,
     ForethoughtError,
@@ -299,10 +299,10 @@ def test_a_programming_error_is_not_hidden(rooms):
 
 def test_resume_passes_the_new_total(rooms):
     assert main(["resume", "runs/x", "--steps", "900"]) == 0
-    assert main(["resume", "runs/x"]) == 0
+    assert main(["resume", "runs/x", "--override"]) == 0
     assert rooms.made == [
-        ("resume", (Path("runs/x"),), {"steps": 900}),
-        ("resume", (Path("runs/x"),), {"steps": None}),
+        ("resume", (Path("runs/x"),), {"steps": 900, "override": False}),
+        ("resume", (Path("runs/x"),), {"steps": None, "override": True}),
     ]
 
 
@@ -373,7 +373,7 @@ def test_a_reader_that_leaves_early_is_no_error():
 def test_the_overview_names_every_command(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f" {verb} " in out for verb in ("train", "resume", "evaluate", "list"))
+    assert all(f" {verb} " in out for verb in VERBS)
 
 
 def test_the_help_of_train_shows_every_flag_that_is_read(capsys):
@@ -392,7 +392,7 @@ def test_help_shows_the_values_of_the_presets_given(capsys):
     assert "(default: 400)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("verb", ["train", "resume", "evaluate", "list"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(capsys, verb):
     assert main([verb, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"usage: forethought {verb} ")

@@ -22,7 +22,7 @@ from forethought.envs import (
     spec_of,
 )
 from forethought.spaces import random_action
-from tests.stubs import CounterEnv, EntityEnv, FaultyEnv, ImageEnv, NestedEnv
+from tests.stubs import CounterEnv, EntityEnv, ImageEnv, NestedEnv
 
 STUBS = "gym:tests.stubs:stub/"
 
@@ -329,17 +329,16 @@ def test_control_tasks_draw_pictures_or_say_what_is_missing():
         pytest.skip("no GL on this machine")
     env.reset(seed=1)
     picture = env.render()
-    assert picture.shape == (384, 384, 3) and picture.std() > 5
+    assert picture.shape == (360, 480, 3) and picture.std() > 5
     assert env.metadata["render_fps"] == 50.0  # 100 control steps a second, two per decision
     env.close()
 
 
 def test_without_gl_training_works_and_pictures_are_refused_in_a_sentence():
     code = (
-        "import sys\n"
-        "sys.modules['dm_control._render.pyopengl'] = None\n"
         "from forethought.config import ForethoughtError\n"
-        "from forethought.envs import make_single\n"
+        "from forethought.envs import make_single, rendering\n"
+        "rendering.probe = lambda backend: 'no such library'\n"
         "make_single('dmc:cheetah-run').reset(seed=1)\n"
         "try:\n"
         "    make_single('dmc:cheetah-run', render_mode='rgb_array')\n"
@@ -354,33 +353,10 @@ def test_without_gl_training_works_and_pictures_are_refused_in_a_sentence():
         check=True,
         env={"PATH": "", "OMP_NUM_THREADS": "1"},
     )
-    assert result.stdout.startswith("Pictures of dmc tasks need EGL or OSMesa")
+    assert result.stdout.startswith("Pictures of MuJoCo tasks need EGL or OSMesa")
 
 
 # The boundary
-
-
-@pytest.mark.parametrize(
-    ("fault", "sentence"),
-    [
-        (
-            "nan-observation",
-            "The observation of environment 6 at step 3 is not finite: it holds nan",
-        ),
-        ("shape", "observation of environment 6 at step 3 has shape (3,), but its space says (2,)"),
-        ("dtype", "The observation of environment 6 at step 3 has dtype <U1"),
-        ("nan-reward", "The reward of environment 6 at step 3 is nan"),
-        ("inf-reward", "The reward of environment 6 at step 3 is inf"),
-        ("raise", "Environment 6 raised RuntimeError at step 3: the wheel came off"),
-    ],
-)
-def test_faults_stop_at_the_boundary_with_environment_and_step(fault, sentence):
-    env = TaskEnv(FaultyEnv(fault, at=3), env_index=6)
-    env.reset(seed=0)
-    env.step(np.zeros(1, np.float32)), env.step(np.zeros(1, np.float32))
-    with pytest.raises(EnvError) as caught:
-        env.step(np.zeros(1, np.float32))
-    assert sentence in str(caught.value)
 
 
 class Rewarding(CounterEnv):
@@ -409,15 +385,6 @@ def test_a_reward_that_float32_cannot_hold_stops_at_the_boundary(reward, repeat)
     env = TaskEnv(Rewarding(3e38))
     env.reset()
     assert env.step(np.zeros(1, np.float32))[1] == 3e38
-
-
-def test_the_traceback_of_the_environment_is_kept():
-    env = TaskEnv(FaultyEnv("raise", at=1))
-    env.reset()
-    with pytest.raises(EnvError) as caught:
-        env.step(np.zeros(1, np.float32))
-    assert "stubs.py" in caught.value.__notes__[0]
-    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 import errno
 import math
 import os
-import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,90 +119,10 @@ def test_recover_clears_what_a_killed_writer_left(tmp_path):
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize(("stage", "newest"), [("manifest", 1), ("rename", 1), ("after-rename", 2)])
-def test_kill_9_in_a_save_leaves_the_newest_complete_one(tmp_path, stage, newest):
-    code = (
-        "import sys; from pathlib import Path; from forethought import files\n"
-        "for step in (1, 2):\n"
-        "    if step == 2: import os; os.environ['FORETHOUGHT_PAUSE_AT'] = sys.argv[2] + ':60'\n"
-        "    with files.publish(Path(sys.argv[1]) / f'step-{step:09d}') as folder:\n"
-        "        (folder / 'model.bin').write_text('x' * 100_000)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path), stage]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    with process:
-        assert process.stderr is not None
-        assert process.stderr.readline() == f"pausing at {stage}\n"
-        process.send_signal(signal.SIGKILL)
-    path, skipped = files.newest_verified(tmp_path)
-    assert (path.name, skipped) == (f"step-{newest:09d}", [])
-
-
-@pytest.mark.parametrize("name", ["model.bin", "replay/tail.bin", "manifest.json"])
-@pytest.mark.parametrize("percent", [0, 1, 50, 99])
-def test_a_truncated_file_is_refused_by_name(tmp_path, name, percent):
-    path = checkpoint(tmp_path, 1, "w" * 1000)
-    whole = (path / name).read_bytes()
-    (path / name).write_bytes(whole[: len(whole) * percent // 100])
-    with pytest.raises(FileError, match=name):
-        files.verify(path)
-
-
-def test_every_flipped_bit_is_detected(tmp_path):
-    """200 flips, as many as possible in the manifest: white space, digits and names included."""
-    path = checkpoint(tmp_path, 1)
-    draw = random.Random(0)
-    names = ["manifest.json"] * 160 + ["model.bin"] * 20 + ["replay/tail.bin"] * 20
-    for name in names:
-        whole = (path / name).read_bytes()
-        damaged = bytearray(whole)
-        damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
-        (path / name).write_bytes(damaged)
-        with pytest.raises(FileError):
-            files.verify(path)
-        (path / name).write_bytes(whole)
-    files.verify(path)
-
-
 def test_a_missing_file_is_named(tmp_path):
     path = checkpoint(tmp_path, 1)
     (path / "replay" / "tail.bin").unlink()
     with pytest.raises(FileError, match=r"tail\.bin is missing"):
-        files.verify(path)
-
-
-def test_a_link_in_place_of_a_file_is_refused(tmp_path):
-    path = checkpoint(tmp_path, 1)
-    (tmp_path / "elsewhere").write_text("weights")
-    (path / "model.bin").unlink()
-    (path / "model.bin").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FileError, match=r"model\.bin is a link"):
-        files.verify(path)
-
-
-@pytest.mark.parametrize("name", ["../elsewhere", "/etc/hostname", "a/../../elsewhere"])
-def test_a_manifest_that_points_outside_is_refused(tmp_path, name):
-    path = checkpoint(tmp_path, 1)
-    entry = {"sha256": "0" * 64, "bytes": 1}
-    forged = files.Manifest(1, {name: entry}, files.versions(), {})
-    (path / "manifest.json").write_text(forged.text)
-    with pytest.raises(FileError, match="lies outside"):
-        files.verify(path)
-
-
-def test_a_newer_schema_is_refused_with_advice(tmp_path):
-    path = checkpoint(tmp_path, 1)
-    newer = files.Manifest(2, {}, {}, {})
-    (path / "manifest.json").write_text(newer.text)
-    with pytest.raises(FileError, match="schema 2, but this version reads up to 1: update"):
-        files.verify(path)
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", "3", '{"schema": "x"}', '{"schema": 1}', "[" * 99999])
-def test_nonsense_instead_of_a_manifest_is_damage(tmp_path, text):
-    path = checkpoint(tmp_path, 1)
-    (path / "manifest.json").write_text(text)
-    with pytest.raises(FileError, match=r"manifest\.json is damaged"):
         files.verify(path)
 
 

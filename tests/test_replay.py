@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 
 from forethought.config import ConfigError, EpisodeReplayConfig, TransitionReplayConfig
+from forethought.files import size_in_words
 from forethought.replay import FrameStacker, Replay, ReplayError, memory
 from forethought.replay.storage import DeviceColumns
 from forethought.spaces import Column, EnvSpec
@@ -285,7 +286,7 @@ def test_the_size_is_said_in_words():
         "1 ring of 1,000,000 rows, 18 bytes a row, 18.0 MB on cpu when full; "
         "slices of 3 rows, drawn by episodes"
     )
-    assert memory.words(56_400_000_000) == "56.4 GB"
+    assert size_in_words(56_400_000_000) == "56.4 GB"
 
 
 def test_the_limit_of_a_container_counts(tmp_path: Path):

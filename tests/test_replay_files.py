@@ -226,7 +226,7 @@ def test_a_restored_replay_writes_only_where_it_is_told(tmp_path: Path):
     assert_same_future(copy, restored, 50)
 
 
-def test_a_failed_write_warns_once_and_loses_nothing(tmp_path: Path, monkeypatch):
+def test_a_failed_write_warns_once_and_loses_nothing(tmp_path: Path, monkeypatch, caplog):
     """A full disk at blocks 1 and 2: the checkpoint holds their rows; block 3 brings them all."""
     replay = make()
     replay.seal_to(tmp_path)
@@ -237,9 +237,8 @@ def test_a_failed_write_warns_once_and_loses_nothing(tmp_path: Path, monkeypatch
         raise FileError(f"{path} could not be written (No space left on device).")
 
     monkeypatch.setattr(blocks, "save_tensors", full_disk)
-    with pytest.warns(RuntimeWarning, match="No space left on device") as caught:
-        feed(replay, 10, 26)
-    assert (len(caught), replay.seal_failures) == (1, 2)
+    feed(replay, 10, 26)
+    assert (caplog.text.count("No space left on device"), replay.seal_failures) == (1, 2)
     state, tensors = replay.state()
     assert [block["name"] for block in state["streams"][0]["blocks"]] == [block_name(0)]
     assert tensors["tail/0/column/obs"].flatten().tolist() == list(range(8, 26))
@@ -272,6 +271,64 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path):
 def test_a_state_of_another_layout_is_refused(other: Replay, words: str):
     with pytest.raises(ReplayError, match=words):
         make().restore(*other.state(), None)
+
+
+def gap_at_the_start(stream: dict[str, Any]) -> None:
+    del stream["blocks"][0]
+
+
+def no_blocks(stream: dict[str, Any]) -> None:
+    stream["blocks"] = []
+
+
+def gap_before_the_tail(stream: dict[str, Any]) -> None:
+    del stream["blocks"][-1]
+
+
+def block_off_its_grid(stream: dict[str, Any]) -> None:
+    stream["blocks"][1]["first_row"] = 9
+
+
+def foreign_name(stream: dict[str, Any]) -> None:
+    stream["blocks"][1]["name"] = "../secret.safetensors"
+
+
+def tail_after_the_end(stream: dict[str, Any]) -> None:
+    stream["tail_row"] = 31
+
+
+def more_open_than_written(stream: dict[str, Any]) -> None:
+    stream["open_rows"] = 31
+
+
+def endless(stream: dict[str, Any]) -> None:
+    stream["written"] = 10**18
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (gap_at_the_start, "has a gap: of the rows from 0 on, its blocks hold those from 8 to 24"),
+        (no_blocks, "has a gap"),
+        (gap_before_the_tail, "has a gap"),
+        (block_off_its_grid, "names blocks of stream 0 that cannot be"),
+        (foreign_name, "names blocks of stream 0 that cannot be"),
+        (tail_after_the_end, "cannot be: stream 0 has 30 rows, 0 of them in the open episode"),
+        (more_open_than_written, "cannot be: stream 0 has 30 rows, 31 of them"),
+        (endless, r"counts rows of stream 0 by \[24, 1000000000000000000, 0\]"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused_before_anything_is_read(tmp_path, change, words):
+    """30 rows in blocks of 8: three blocks and a tail from row 24 on."""
+    replay = make()
+    replay.seal_to(tmp_path)
+    feed(replay, 0, 30)
+    state, tensors = replay.state()
+    change(state["streams"][0])
+    other = make()
+    with pytest.raises(ReplayError, match=words):
+        other.restore(state, tensors, tmp_path)
+    assert other.rows == 0
 
 
 def test_a_block_never_outgrows_its_ring(tmp_path: Path):

@@ -27,6 +27,7 @@ LINES = [
     ["arena"],
     ["report"],
     ["dashboard", "scale"],
+    ["doctor"],  # room 6 as well: one page that tries the rooms above, beside no other
     ["cli", "__main__", "__init__"],
 ]
 LINE_OF = {room: number for number, rooms in enumerate(LINES) for room in rooms}
@@ -104,6 +105,8 @@ COMMANDS = [
     ["--help"],
     ["train", "--help"],
     ["train", "tdmpc2", "--help"],
+    ["watch", "--help"],
+    ["doctor", "--help"],
     ["list", "agents"],
     ["list", "tasks"],
     ["list", "presets"],

@@ -236,7 +236,7 @@ def test_act_with_stats_tells_what_the_planner_saw() -> None:
 
 
 def test_without_mpc_the_policys_mean_acts_in_evaluation() -> None:
-    agent = make_agent(replace(CONFIG, mpc=False))
+    agent = make_agent(replace(CONFIG, mpc=False, planner=PlannerConfig()))
     obs = np.random.default_rng(0).normal(size=(2, OBS)).astype(np.float32)
     state = agent.new_state(2, Streams(1), "planner")
     calm = [agent.act_batch(obs, state, np.zeros(2, bool), [{}] * 2, False)[0] for _ in range(2)]

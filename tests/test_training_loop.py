@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from dataclasses import replace
 
 import gymnasium
@@ -19,11 +17,9 @@ from forethought.files import FileError
 from forethought.seeding import Streams
 from forethought.spaces import EnvError
 from forethought.tracking import RunDirectory, Tracker, read_rows
-from forethought.training import loop
 from forethought.training.build import seed_phase
 from forethought.training.device import resolve_device
 from forethought.training.loop import train_run
-from forethought.training.signals import Stop
 from tests.stub_agent import give_scores, register, stub_run, training_record
 from tests.stubs import FaultyEnv
 
@@ -81,16 +77,6 @@ def test_frames_count_the_action_repeat_and_environments_add_up(tmp_path):
     assert {row["env_index"] for row in rows(run, "episodes")} == {"0", "1", "2"}
 
 
-def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path):
-    a, b, c = (
-        training_record(train_run(stub_run(seed=seed, steps=200), tmp_path / name).path)
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    )
-    assert a == b
-    assert a["episodes"] != c["episodes"]
-    assert a["agent tensors"]["weight"] != c["agent tensors"]["weight"]
-
-
 def test_evaluating_more_often_never_changes_training(tmp_path):
     """dqn.md, finding 4: the evaluation's cadence is not in the training stream."""
     records = [
@@ -118,25 +104,6 @@ def test_worker_processes_give_the_same_run_as_one_process(tmp_path):
         for workers in (False, True)
     ]
     assert records[0] == records[1]
-
-
-def test_nan_gradients_skip_100_updates_and_halt_at_the_next(tmp_path):
-    """dqn.md, finding 3; the weights stay those of the last good update."""
-    good = train_run(stub_run(steps=60, train={"seed_updates": 20}), tmp_path / "good")
-    run = train_run(
-        stub_run(agent={"nan_from_update": 21}, train={"seed_updates": 400}), tmp_path / "run"
-    )
-    assert (run.status, run.exit_code) == ("diverged", 3)
-    assert RunDirectory.open(run.path).run_json["status"] == "diverged"
-    checkpoint, _ = files.newest_verified(run.path / "checkpoints")
-    assert files.read_json(checkpoint / "agent.json")["updates"] == 20 + 101
-    weights = training_record(run.path)["agent tensors"]
-    assert weights["weight"] == training_record(good.path)["agent tensors"]["weight"]
-    [dump] = (run.path / "dumps").iterdir()
-    data = files.read_json(dump)
-    assert data["gates"]["nonfinite_in_a_row"] == 101
-    assert data["recent_updates"][-1]["grad_norm"] == "nan"
-    assert data["config"]["agent_name"] == "stub"
 
 
 @pytest.mark.parametrize(
@@ -250,55 +217,6 @@ def test_a_score_that_could_not_be_written_is_written_with_the_next_checkpoint(
     assert RunDirectory.open(run.path).run_json["random_score"] == run.random_score
 
 
-def test_a_dump_that_cannot_be_written_still_leaves_a_diverged_run(tmp_path, monkeypatch):
-    layers = {"agent": {"nan_from_update": 1}, "train": {"seed_updates": 400}}
-    (tmp_path / "run").mkdir()
-
-    def fault(name: str) -> None:
-        if name == "step-1":
-            (tmp_path / "run" / "dumps").write_text("in the way")
-
-    monkeypatch.setattr(files, "fault_point", fault)
-    run = train_run(stub_run(**layers), tmp_path / "run")
-    assert (run.status, run.exit_code) == ("diverged", 3)
-    [event] = [e for e in RunDirectory.open(run.path).events() if e["kind"] == "write-failed"]
-    assert event["what"] == "The dump"
-
-
-class BrokenSink:
-    """Raises in every call."""
-
-    calls = 0
-
-    def start(self, *arguments):
-        self.calls += 1
-        raise ConnectionError("no network")
-
-    train = episode = evaluation = progress = close = start
-
-
-def test_a_sink_that_always_raises_leaves_the_same_run(tmp_path, monkeypatch, caplog):
-    """airspace.md, section 5, row 2.1: the run ends with the weights of one without that sink."""
-    without = train_run(stub_run(), tmp_path / "without")
-    broken = BrokenSink()
-    monkeypatch.setattr(loop, "make_sinks", lambda track, steps: [broken])
-    run = train_run(stub_run(), tmp_path / "with")
-    assert run.status == "done"
-    ours, theirs = training_record(run.path), training_record(without.path)
-    assert ours["agent tensors"]["weight"] == theirs["agent tensors"]["weight"]
-    assert ours == theirs
-    assert broken.calls == 5  # of eight intervals: disabled after the fifth failure
-    assert [r.message for r in caplog.records if "BrokenSink" in r.message] == [
-        "BrokenSink failed in start (ConnectionError: no network); training goes on, it is tried "
-        "again at the next interval."
-    ]
-    events = RunDirectory.open(run.path).events()
-    kinds = [event["kind"] for event in events]
-    assert kinds.count("sink-failed") == kinds.count("sink-disabled") == 1
-    [failures] = [event for event in events if event["kind"] == "tracking-failures"]
-    assert failures["sinks"] == 5
-
-
 @pytest.mark.parametrize(
     ("steps", "train", "told"),
     [
@@ -361,20 +279,6 @@ def test_a_device_that_is_not_there_is_refused_in_a_sentence():
         resolve_device("tpu")
     with pytest.raises(ConfigError, match="cuda:99 is not available here"):
         resolve_device("cuda:99")
-
-
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 143)])
-def test_the_first_signal_sets_the_flag_and_the_second_leaves_at_once(monkeypatch, name, code):
-    left = []
-    monkeypatch.setattr(os, "_exit", left.append)
-    before = signal.getsignal(getattr(signal, name))
-    with Stop() as stop:
-        assert not stop and stop.exit_code == 0
-        os.kill(os.getpid(), getattr(signal, name))
-        assert stop and stop.exit_code == code and left == []
-        os.kill(os.getpid(), getattr(signal, name))
-        assert left == [code]
-    assert signal.getsignal(getattr(signal, name)) is before
 
 
 def test_evaluation_episodes_have_a_limit_of_their_own(tmp_path):

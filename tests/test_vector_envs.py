@@ -17,7 +17,7 @@ from forethought.envs import EnvError, EpisodeLog, make_env, replay_episode
 from forethought.envs.vector import batch_infos
 from forethought.seeding import Streams
 from forethought.spaces import nested, random_action
-from tests.stubs import CounterEnv, EntityEnv, FaultyEnv, ImageEnv, NestedEnv, fault_if, vector_of
+from tests.stubs import CounterEnv, EntityEnv, FaultyEnv, ImageEnv, NestedEnv, vector_of
 
 BOTH = pytest.mark.parametrize("workers", [False, True], ids=["in-process", "workers"])
 
@@ -179,35 +179,6 @@ def test_infos_promote_numbers_and_keep_objects():
 # Failures
 
 
-@BOTH
-@pytest.mark.parametrize("fault", ["raise", "nan-observation"])
-def test_a_failing_environment_is_named_and_the_others_go_on(workers, fault):
-    envs = vector_of(*fault_if(1, fault), workers=workers)
-    envs.reset(seed=0)
-    envs.step(zeros(envs)), envs.step(zeros(envs))
-    with pytest.raises(EnvError, match=r"nvironment 1 .*at step 3") as caught:
-        envs.step(zeros(envs))
-    if fault == "raise":
-        assert "RuntimeError at step 3: the wheel came off" in str(caught.value)
-        assert "stubs.py" in caught.value.__notes__[0]  # the original traceback
-    # No late answer is taken for that of a later request.
-    obs, _ = envs.reset(seed=1)
-    assert obs[:, 0].tolist() == [0, 0]
-    assert envs.step(zeros(envs))[0][:, 0].tolist() == [1, 1]
-    envs.close()
-
-
-def test_a_killed_worker_is_an_error_that_names_the_signal():
-    envs = vector_of(*fault_if(1, "kill"), workers=True)
-    envs.reset(seed=0)
-    envs.step(zeros(envs)), envs.step(zeros(envs))
-    with pytest.raises(EnvError, match="of environment 1 was ended by SIGKILL"):
-        envs.step(zeros(envs))
-    with pytest.raises(EnvError, match="SIGKILL"):
-        envs.reset(seed=0)
-    envs.close()
-
-
 def unbuildable():
     raise OSError("no such rom")
 
@@ -337,7 +308,7 @@ def test_an_episode_that_ends_early_on_replay_is_not_restored():
 def test_an_episode_that_raises_on_replay_is_not_restored():
     envs = vector_of(partial(FaultyEnv, "raise", 2))
     log = EpisodeLog(1, [np.zeros(1, np.float32)] * 2)
-    assert "the wheel came off" in replay_episode(envs, 0, log, np.zeros(2, np.float32))
+    assert "the wheel came off" in str(replay_episode(envs, 0, log, np.zeros(2, np.float32)))
 
 
 def test_a_faulty_episode_fails_only_with_its_seed():

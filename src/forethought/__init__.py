@@ -4,7 +4,8 @@
 >>> run = forethought.train("tdmpc2", "gym:Pendulum-v1", presets=["debug"], seed=1)
 >>> forethought.evaluate(run, episodes=2).mean
 
-Importing this imports no torch: each function brings its room along when it is called.
+Importing this imports no torch: each function brings its room along when it is called, and the
+classes `Run` and `EvalResult` are imported when they are asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forethought.config import ForethoughtError
+
 if TYPE_CHECKING:
     from forethought.agents.base import Agent
     from forethought.config import ReplayConfig
@@ -20,11 +23,28 @@ if TYPE_CHECKING:
     from forethought.training.evaluate import EvalResult
     from forethought.training.loop import Run
 
-__all__ = ["evaluate", "load", "make_agent", "make_env", "resume", "train"]
+__all__ = [
+    "EvalResult",
+    "ForethoughtError",
+    "Run",
+    "evaluate",
+    "load",
+    "make_agent",
+    "make_env",
+    "resume",
+    "train",
+]
 
 
 def make_env(task: str, num_envs: int = 1, seed: int = 0, **options: Any) -> VectorEnv:
-    """The environments of a task, stepped together; `options` as in `forethought.envs.make_env`."""
+    """The environments of a task, stepped together; they must be closed when done with.
+
+    `seed` decides all episodes that are reset without a seed of their own. `options`: `workers`
+    (each environment in its own process), `action_repeat` (frames per decision),
+    `max_episode_steps` (decisions), `render_mode` and `timeout_seconds` (of one reset or step).
+
+    >>> env = make_env("dmc:walker-walk", num_envs=4, seed=7, workers=True)
+    """
     from forethought.envs import make_env
 
     return make_env(task, num_envs, seed, **options)
@@ -39,7 +59,10 @@ def make_agent(
     replay: ReplayConfig | None = None,
     **options: Any,
 ) -> Agent:
-    """A new agent for these environments; `options` are those of the agent, nested as in YAML.
+    """A new agent for these environments, outside any run; `train` makes one with a run.
+
+    `options` are those of the agent, nested as under `agent:` in a YAML file; `seed` decides its
+    weights and all of its noise, `replay` how it keeps and samples experience.
 
     >>> make_agent("tdmpc2", make_env("gym:Pendulum-v1"), horizon=5, planner={"samples": 256})
     """
@@ -61,13 +84,19 @@ def make_agent(
 def train(
     agent: str,
     task: str,
+    /,  # so that `agent` can also be a group among the options
     *,
     presets: Iterable[str] = (),
     config: str | Path | None = None,
     out: str | Path | None = None,
     **options: Any,
 ) -> Run:
-    """Trains an agent as `forethought train` does; `options` are what config.yaml may hold.
+    """Trains an agent from the start, as `forethought train` does, and returns when it stops.
+
+    `presets`, then the YAML file `config`, then `options` decide the configuration, later ones
+    winning; `options` are the keys and groups that config.yaml may hold. `out` is the run
+    directory; None makes runs/<task>/<agent>/<seed>-<time>. Bad input raises ConfigError before
+    anything begins; an environment that fails raises EnvError after the run has been marked failed.
 
     >>> train("tdmpc2", "dmc:cartpole-swingup", seed=3, agent={"horizon": 5}, env={"num_envs": 2})
     """
@@ -82,21 +111,42 @@ def train(
     return train_run(run_config, out=Path(out) if out is not None else None)
 
 
-def resume(run: str | Path | Run, steps: int | None = None) -> Run:
-    """Continues a run exactly where it stopped, to a new total of `steps` agent steps if given."""
+def resume(run: str | Path | Run, steps: int | None = None, *, override: bool = False) -> Run:
+    """Continues a run exactly where it stopped, to a new total of `steps` agent steps if given.
+
+    A config.yaml that was changed since the checkpoint is refused with a list of the differences;
+    `override` accepts them.
+    """
     from forethought.training.loop import resume_run
 
-    return resume_run(_place(run), steps=steps)
+    return resume_run(_place(run), steps=steps, override=override)
 
 
-def evaluate(target: str | Path | Run, **options: Any) -> EvalResult:
-    """Plays episodes with a run's agent, or with a named policy in a task.
+def evaluate(
+    target: str | Path | Run,
+    *,
+    policy: str | None = None,
+    episodes: int = 10,
+    checkpoint: str | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+) -> EvalResult:
+    """Plays episodes with a run's agent, without exploration, or with random actions.
 
-    `options`: policy, episodes, checkpoint, seed, as `forethought evaluate --help` explains them.
+    `target` is a run or a task; a task alone is played by the `policy` "random". `checkpoint` is
+    "latest" (None), "best" or a number of agent steps as text. `seed` decides the episodes (None is
+    the run's own, or 1 for a task), so an agent and random play meet the same starts.
     """
     from forethought.training.evaluate import evaluate_target
 
-    return evaluate_target(target if isinstance(target, str) else str(_place(target)), **options)
+    return evaluate_target(
+        target if isinstance(target, str) else str(_place(target)),
+        policy=policy,
+        episodes=episodes,
+        checkpoint=checkpoint,
+        seed=seed,
+        device=device,
+    )
 
 
 def load(
@@ -106,10 +156,26 @@ def load(
     checkpoint: str = "latest",
     device: str = "auto",
 ) -> Agent:
-    """The agent of a run; for acting only, it has neither replay nor optimisers."""
+    """The agent of a run, from its "latest" or "best" checkpoint or that of a number of steps.
+
+    For acting it has neither replay nor optimisers; with `for_acting=False` it can be trained on.
+    """
     from forethought.training.build import load_agent
 
     return load_agent(_place(run), checkpoint=checkpoint, for_acting=for_acting, device=device)
+
+
+def __getattr__(name: str) -> Any:
+    """The classes that results are made of, whose rooms import torch."""
+    if name == "Run":
+        from forethought.training.loop import Run
+
+        return Run
+    if name == "EvalResult":
+        from forethought.training.evaluate import EvalResult
+
+        return EvalResult
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 def _place(run: str | Path | Run) -> Path:

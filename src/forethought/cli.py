@@ -12,17 +12,17 @@ import contextlib
 import json
 import os
 import sys
-import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from forethought import config as conf
 from forethought import presets
 from forethought.agents import registry
 from forethought.config import ConfigError, ForethoughtError
-from forethought.presets import flags
+from forethought.presets import flags, help
+from forethought.training.signals import AS_IT_WAS, NOT_BEGUN, Stop
 
 if TYPE_CHECKING:
     from forethought.training.evaluate import EvalResult
@@ -46,6 +46,8 @@ class ResumeOptions:
 
     steps: int | None = None
     """New total length of the run in agent steps; None keeps the one it was started with."""
+    override: bool = False
+    """Accept changes that were made in the run's config.yaml."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,57 @@ class EvaluateOptions:
     """Who plays: None is the run's agent; a task alone is played by 'random'."""
     episodes: int = 10
     """Episodes to play."""
+    checkpoint: str | None = None
+    """Which checkpoint of the run: latest (None), best, or a number of agent steps."""
+    seed: int | None = None
+    """Seed of the episodes; None is the run's own, or 1 for a task."""
+    device: str | None = None
+    """Where the agent computes: auto (None), cpu, cuda, cuda:N or mps."""
+    json: bool = False
+    """Print everything as one line of JSON, single episodes included."""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """Flags of watch."""
+
+    video: str | None = None
+    """The file to write, .mp4 or .gif; None shows the agent in a window (gym tasks only)."""
+    episodes: int = 1
+    """Episodes to play, one after the other."""
     checkpoint: str = "latest"
     """Which checkpoint of the run: latest, best, or a number of agent steps."""
     seed: int | None = None
-    """Seed of the episodes; None is the run's own, or 1 for a task."""
+    """Seed of the episodes; None is the run's own."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Flags of compare."""
+
+    all: bool = False
+    """Show every key, not only those that differ."""
     json: bool = False
-    """Print everything as one line of JSON, single episodes included."""
+    """Print everything as one line of JSON."""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Flags of report."""
+
+    out: str = "report.html"
+    """The file to write, in place of an older one: FILE.html is the whole page, FILE.png the
+    learning curves alone."""
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Flags of doctor."""
+
+    json: bool = False
+    """Print everything as one line of JSON."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
         if not tokens or tokens[0] in ("-h", "--help"):
-            return _show_overview(sys.stdout if tokens else sys.stderr)
+            commands = {name: (verb.usage, verb.about) for name, verb in VERBS.items()}
+            return help.show_overview(commands, sys.stdout if tokens else sys.stderr)
         if tokens[0] == "--version":
             from importlib.metadata import version
 
@@ -119,7 +165,7 @@ def _train(tokens: list[str]) -> int:
 
     named = flags.values(tokens, ("preset", "config"))
     file = Path(named["config"][-1]) if named["config"] else None
-    base = conf.layer({}, *presets.layers(named["preset"], file, agent_name))
+    base = conf.merge(agent_class, presets.layers(named["preset"], file, agent_name))
     types, selected = flags.select(tokens, agent_class, base)
     types |= conf.field_types(TrainOptions)
     if _wants_help(tokens):
@@ -137,7 +183,8 @@ def _train(tokens: list[str]) -> int:
     config = conf.build_run_config(
         agent_name, words[1], agent_class, [selected, flags.nested(given)]
     )
-    from forethought.training.loop import train_run
+    with Stop(NOT_BEGUN):  # importing torch takes seconds
+        from forethought.training.loop import train_run
 
     return train_run(config, out=Path(out) if out else None).exit_code
 
@@ -148,9 +195,10 @@ def _resume(tokens: list[str]) -> int:
     run, options = _one_word("resume", tokens, ResumeOptions)
     if options.steps is not None:
         conf.require(options.steps >= 1, "steps", options.steps, "at least 1")
-    from forethought.training.loop import resume_run
+    with Stop(AS_IT_WAS):
+        from forethought.training.loop import resume_run
 
-    return resume_run(Path(run), steps=options.steps).exit_code
+    return resume_run(Path(run), steps=options.steps, override=options.override).exit_code
 
 
 def _evaluate(tokens: list[str]) -> int:
@@ -160,7 +208,7 @@ def _evaluate(tokens: list[str]) -> int:
     conf.require(options.episodes >= 1, "episodes", options.episodes, "at least 1")
     ok = options.seed is None or options.seed >= 0
     conf.require(ok, "seed", options.seed, "at least 0")
-    conf.check_device("device", options.device, auto=True)
+    conf.check_device("device", options.device or "auto", auto=True)
     from forethought.training.evaluate import evaluate_target
 
     with _playing(options.episodes) as tell:
@@ -199,6 +247,82 @@ def _summary(result: EvalResult) -> str:
     return "\n".join([*lines, *(f"  {key:<14}{value:>10.6g}" for key, value in shown.items())])
 
 
+def _watch(tokens: list[str]) -> int:
+    if _wants_help(tokens):
+        return _show_help("watch", "RUN", [WatchOptions()])
+    run, options = _one_word("watch", tokens, WatchOptions)
+    conf.require(options.episodes >= 1, "episodes", options.episodes, "at least 1")
+    ok = options.seed is None or options.seed >= 0
+    conf.require(ok, "seed", options.seed, "at least 0")
+    conf.check_device("device", options.device, auto=True)
+    from forethought.training.watch import watch_run
+
+    video = None if options.video is None else Path(options.video)
+    with _playing(options.episodes) as tell:
+        result = watch_run(
+            Path(run),
+            video=video,
+            episodes=options.episodes,
+            checkpoint=options.checkpoint,
+            seed=options.seed,
+            device=options.device,
+            tell=tell,
+        )
+    returns = ", ".join(f"{value:.6g}" for value in result.returns)
+    print(f"{result.task}, {result.player}: return {returns}")
+    if video is not None:
+        print(f"The video is in {video}")
+    return 0
+
+
+def _compare(tokens: list[str]) -> int:
+    if _wants_help(tokens):
+        return _show_help("compare", "RUN RUN...", [CompareOptions()])
+    places, given = flags.read(tokens, conf.field_types(CompareOptions))
+    options = conf.from_dict(CompareOptions, given)
+    from rich.console import Console
+
+    from forethought.report.compare import compare, show_comparison
+
+    comparison = compare(places)
+    if options.json:
+        print(json.dumps(comparison.to_json(), default=str))
+    else:
+        # Without a terminal there is no width to fit: tables keep their lines whole.
+        width = None if sys.stdout.isatty() else 160
+        show_comparison(comparison, Console(width=width, highlight=False), options.all)
+    return 0
+
+
+def _report(tokens: list[str]) -> int:
+    if _wants_help(tokens):
+        return _show_help("report", "RUN...", [ReportOptions()])
+    places, given = flags.read(tokens, conf.field_types(ReportOptions))
+    options = conf.from_dict(ReportOptions, given)
+    if not places:
+        raise ConfigError("report takes one or more runs, or folders of runs.")
+    from forethought.report.html import write_report
+
+    print(write_report([Path(place) for place in places], Path(options.out)))
+    return 0
+
+
+def _doctor(tokens: list[str]) -> int:
+    if _wants_help(tokens):
+        return _show_help("doctor", "", [DoctorOptions()])
+    words, given = flags.read(tokens, conf.field_types(DoctorOptions))
+    if words:
+        raise ConfigError(f"doctor takes no words, but was given: {' '.join(words)}.")
+    from forethought import doctor
+
+    findings = doctor.examine()
+    if given.get("json"):
+        print(json.dumps(doctor.to_json(findings)))
+    else:
+        doctor.show(findings)
+    return 0 if doctor.healthy(findings) else 1
+
+
 def _list(tokens: list[str]) -> int:
     what = ("agents", "tasks", "presets")
     if _wants_help(tokens):
@@ -223,7 +347,11 @@ VERBS = {
     "train": Verb("AGENT TASK", "train an agent; with AGENT, --help shows its options too", _train),
     "resume": Verb("RUN", "continue a run exactly where it stopped", _resume),
     "evaluate": Verb("RUN|TASK", "play episodes with a trained agent or a named policy", _evaluate),
+    "watch": Verb("RUN", "film the agent of a run, or show it in a window", _watch),
+    "compare": Verb("RUN RUN...", "what differs between runs, or folders of runs", _compare),
+    "report": Verb("RUN...", "a page of learning curves, beside published ones", _report),
     "list": Verb("agents|tasks|presets", "show what there is", _list),
+    "doctor": Verb("", "say what works on this machine, and what to install", _doctor),
 }
 
 
@@ -243,83 +371,9 @@ def _one_word(verb: str, tokens: Sequence[str], options: type[Any]) -> tuple[str
     return words[0], conf.from_dict(options, given)
 
 
-# Showing help.
-
-
 def _wants_help(tokens: Sequence[str]) -> bool:
-    return "-h" in tokens or "--help" in tokens
-
-
-def _show_overview(stream: typing.TextIO) -> int:
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    for name, verb in VERBS.items():
-        table.add_row(f"[bold]{name}[/] {verb.usage}", verb.about)
-    console = Console(file=stream, highlight=False)
-    console.print("usage: [bold]forethought[/] COMMAND ...   (COMMAND --help explains each)\n")
-    console.print("Agents that learn a model of their world, plan in it, and are checked.\n")
-    console.print(Panel(table, title="commands", title_align="left", border_style="dim"))
-    console.print("\nforethought train tdmpc2 dmc:cartpole-swingup --preset tdmpc2_small --seed 1")
-    return 0 if stream is sys.stdout else 2
+    return help.wanted(tokens)
 
 
 def _show_help(verb: str, usage: str, options: list[Any]) -> int:
-    """Draws a verb's help; the values shown as defaults are those after presets and file."""
-    import tyro
-
-    default, about = _for_help(options), VERBS[verb].about
-    try:
-        tyro.cli(
-            type(default),
-            default=default,
-            prog=f"forethought {verb} {usage}",
-            description=f"{about[0].upper()}{about[1:]}.",
-            args=["--help"],
-            use_underscores=True,
-        )
-    except SystemExit as shown:
-        return int(shown.code or 0)
-    return 0
-
-
-def _for_help(parts: list[Any]) -> Any:
-    """One dataclass instance with the fields of all parts, as tyro needs it to draw the help.
-
-    Subclasses keep the docstrings. Groups are narrowed to the classes they have here, selectors
-    become choices, and no rules run, for the values shown were checked already.
-    """
-    import tyro
-
-    shown: list[tuple[str, Any]] = []
-    values: dict[str, Any] = {}
-    for part in parts:
-        for name, annotation in conf.field_types(type(part)).items():
-            value = getattr(part, name)
-            members = conf.union_members(annotation)
-            if members and value is not None:
-                text = f"Which {name}; --help beside a choice shows that one's own options."
-                arg = tyro.conf.arg(name=name, help=text)
-                shown.append((f"{name}_kind", Annotated[Literal[tuple(members)], arg]))
-                values[f"{name}_kind"] = value.kind
-            if name == "preset":
-                shown.append((name, Annotated[annotation, tyro.conf.UseAppendAction]))
-            if is_dataclass(value):
-                values[name] = _for_help([value])
-                about = tyro.conf.arg(help=type(value).__doc__)
-                shown.append((name, Annotated[type(values[name]), about]))
-            else:
-                values[name] = value
-                if name in ("agent_name", "task", "agent"):  # words, or not known yet
-                    shown.append((name, Annotated[annotation, tyro.conf.Suppress]))
-    cls = make_dataclass(
-        type(parts[-1]).__name__,
-        shown,
-        bases=tuple(type(part) for part in parts),
-        namespace={"__post_init__": lambda self: None},
-        frozen=True,
-        kw_only=True,
-    )
-    return cls(**values)
+    return help.show(f"{verb} {usage}".rstrip(), VERBS[verb].about, options)

@@ -82,12 +82,35 @@ class EnvConfig:
     own."""
     eval_max_episode_steps: int | None = None
     """The same for evaluation episodes; None is as in training."""
+    timeout_seconds: float = 60.0
+    """Seconds that one reset or step of one environment may take before it counts as failed."""
+    on_env_error: Literal["halt", "restart"] = "halt"
+    """When a training environment raises, hangs, dies or gives bad values: halt the run, or build
+    that environment anew and go on with its next episode."""
+    max_restarts: int | None = None
+    """Restarts of one environment in a row, without a finished episode, before the run halts; None
+    is 5 with on_env_error restart."""
 
     def __post_init__(self) -> None:
         require(self.num_envs >= 1, "env.num_envs", self.num_envs, "at least 1")
+        seconds, restarts = self.timeout_seconds, self.max_restarts
+        require(seconds > 0, "env.timeout_seconds", seconds, "above 0")
+        require(restarts is None or restarts >= 1, "env.max_restarts", restarts, "at least 1")
+        if restarts is not None and self.on_env_error == "halt":
+            raise ConfigError(
+                f"env.max_restarts is {restarts}, but has no effect while env.on_env_error is "
+                "halt; set env.on_env_error restart or leave the number out."
+            )
         for name in ("action_repeat", "max_episode_steps", "eval_max_episode_steps"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"env.{name}", value, "at least 1")
+
+    @property
+    def allowed_restarts(self) -> int:
+        """Restarts in a row of one environment; 0 halts at the first failure."""
+        if self.on_env_error == "halt":
+            return 0
+        return 5 if self.max_restarts is None else self.max_restarts
 
 
 @dataclass(frozen=True)
@@ -160,11 +183,16 @@ class EvalConfig:
     """Agent steps between evaluations; 0 evaluates only at the end."""
     episodes: int = 10
     """Episodes per evaluation."""
+    video_every_evaluations: int = 0
+    """Film the first episode of the first evaluation and of every n-th after it, into videos/;
+    0 films none. It is played again for that, so nothing else changes."""
 
     def __post_init__(self) -> None:
         every = self.every_agent_steps
         require(every >= 0, "eval.every_agent_steps", every, "at least 0")
         require(self.episodes >= 1, "eval.episodes", self.episodes, "at least 1")
+        every = self.video_every_evaluations
+        require(every >= 0, "eval.video_every_evaluations", every, "at least 0")
 
 
 @dataclass(frozen=True)
@@ -242,7 +270,7 @@ def build_run_config(
     A layer has the shape of a run's config.yaml, or any part of it. Its `agent_name` must be this
     agent, for its `agent` group would mean nothing to another; its `task` gives way to `task`.
     """
-    data = layer({}, *layers)
+    data = merge(agent_config_class, layers)
     named = data.pop("agent_name", agent_name)
     require(named == agent_name, "agent_name", named, f"{agent_name}, the agent of this run")
     agent: Any = from_dict(agent_config_class, data.pop("agent", {}), "agent")
@@ -406,6 +434,47 @@ def layer(base: Mapping[str, Any], *overrides: Mapping[str, Any]) -> dict[str, A
             else:
                 merged[key] = layer({}, value) if isinstance(value, Mapping) else value
     return merged
+
+
+def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """All layers of a run as one. What a later layer leaves without effect is dropped from the
+    earlier ones (a preset's planner, when a flag turns planning off); set in that layer or after
+    it, it stays and is refused.
+
+    An agent's configuration says in `idle` which of its keys that are: by switch and its value.
+    """
+    idle: Mapping[tuple[str, Any], Iterable[str]] = getattr(agent_class, "idle", {})
+    merged: dict[str, Any] = {}
+    for override in layers:
+        agent = override.get("agent")
+        for (switch, value), keys in idle.items():
+            if isinstance(agent, Mapping) and agent.get(switch, not value) == value:
+                for key in keys:
+                    _drop(merged.get("agent"), key)
+        merged = layer(merged, override)
+    return merged
+
+
+def refuse_idle(config: Any, where: str) -> None:
+    """A key that has no effect while its switch stands as it does must have its default value."""
+    off = {key: switch for switch, keys in config.idle.items() for key in keys}
+    off = {k: (name, value) for k, (name, value) in off.items() if getattr(config, name) is value}
+    if not off:
+        return
+    own, default = flatten(to_dict(config)), flatten(to_dict(type(config)()))
+    for key, (name, value) in off.items():
+        for path in [p for p in own if p == key or p.startswith(f"{key}.")]:
+            rule = f"left out: it has no effect while {where}.{name} is {str(value).lower()}"
+            require(own[path] == default[path], f"{where}.{path}", own[path], rule)
+
+
+def _drop(data: Any, key: str) -> None:
+    """Removes a dotted key, if it is there."""
+    *groups, last = key.split(".")
+    for group in groups:
+        data = data.get(group) if isinstance(data, dict) else None
+    if isinstance(data, dict):
+        data.pop(last, None)
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,6 +6,7 @@ and any number of environments never disturb training. The agent never counts ag
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +22,15 @@ from forethought import files
 from forethought.config import ForethoughtError, ReplayConfig
 from forethought.envs import VectorEnv
 from forethought.envs.episodes import Played, run_episodes
-from forethought.replay import Replay
+from forethought.replay import Batch, Replay
 from forethought.seeding import Streams
+from forethought.spaces import nested
 from forethought.spaces.spec import EnvSpec
 
 Json = dict[str, Any]
 Tensors = dict[str, Tensor]
 Metrics = dict[str, float]
+log = logging.getLogger("forethought")
 
 
 class Agent(ABC):
@@ -54,6 +57,8 @@ class Agent(ABC):
         self.spec, self.config, self.replay_config = spec, config, replay_config
         self.streams, self.device, self.num_envs = streams, device, num_envs
         self.for_acting = for_acting
+        self.last_batch: Batch | None = None
+        """Of the last update, by reference: what a dump shows if it was not finite."""
         self._replay: Replay | None = None
         self._own_state: Any = None
         self._own_episode = 0  # of `act`: each has noise of its own
@@ -143,6 +148,15 @@ class Agent(ABC):
     def log_architecture(self) -> dict[str, int]:
         """Parameters per part, and their `total`."""
 
+    def diagnostics(self) -> tuple[Json, Tensors]:
+        """What helps to find why the last update was not finite, and the tensors of its batch.
+
+        An agent adds `parts`: the `health` of each of its networks.
+        """
+        rows = None if self._replay is None else self._replay.last_draw()
+        batch = {} if self.last_batch is None else nested.flatten(vars(self.last_batch))
+        return {"batch_rows": rows}, batch
+
     # ---- saving ----
 
     @abstractmethod
@@ -155,26 +169,53 @@ class Agent(ABC):
 
     def save(self, path: str | Path) -> None:
         """Write the whole agent, replay included, into a directory of its own."""
-        path = Path(path)
-        with files.publish(path) as folder:
-            json, tensors = self.state()
-            files.save_tensors(folder / "agent.safetensors", tensors)
-            if self._replay is not None:
-                replay_json, replay_tensors = self._replay.state(whole=True)
-                files.save_tensors(folder / "replay.safetensors", replay_tensors)
-                json = json | {"replay": replay_json}
+        json, tensors = self.state()
+        parts = {"agent.safetensors": tensors}
+        if self._replay is not None:
+            replay_json, parts["replay.safetensors"] = self._replay.state(whole=True)
+            json = json | {"replay": replay_json}
+        needed = sum(map(files.tensor_bytes, parts.values())) + len(files.json_text(json))
+        with files.publish(Path(path), self.origin(), needed) as folder:
+            for name, part in parts.items():
+                files.save_tensors(folder / name, part)
             files.write_json(folder / "agent.json", json)
 
     def load(self, path: str | Path, replay_folder: Path | None = None) -> None:
         """Become the agent that `save` wrote, or that a run's checkpoint holds, whose replay has
-        its sealed blocks in `replay_folder`."""
+        its sealed blocks in `replay_folder`. One of another agent or of other shapes is refused."""
         path = Path(path)
-        files.verify(path)
+        manifest = files.verify(path)
+        self.check_origin(path, manifest.meta)
+        files.require_files(path, manifest, ("agent.json", "agent.safetensors"))
         json = files.read_json(path / "agent.json")
-        self.restore(json, files.load_tensors(path / "agent.safetensors"))
-        if "replay" in json and not self.for_acting:
-            tensors = files.load_tensors(path / "replay.safetensors")
-            self.replay.restore(json["replay"], tensors, replay_folder)
+        with files.content_of(path):
+            self.restore(json, files.load_tensors(path / "agent.safetensors"))
+            if "replay" in json and not self.for_acting:
+                files.require_files(path, manifest, ("replay.safetensors",))
+                tensors = files.load_tensors(path / "replay.safetensors")
+                self.replay.restore(json["replay"], tensors, replay_folder)
+
+    def origin(self) -> Json:
+        """Who writes a file and for what, for its manifest."""
+        return {"agent": self.name, "task": self.spec.task, **self.spec.shapes}
+
+    def check_origin(self, path: Path, meta: Json) -> None:
+        """Refuse the file of another agent or of other shapes; say when the task is another."""
+        here = self.origin()
+        there = {key: meta.get(key, here[key]) for key in here}  # older files do not tell
+        if there == here:
+            return
+        sides = [
+            f"{side['agent']} for {side['task']} (observations {side['observations']}; actions "
+            f"{side['actions']})"
+            for side in (there, here)
+        ]
+        if {**there, "task": here["task"]} != here:
+            raise files.FileError(
+                f"{path} was written by {sides[0]}, but this is {sides[1]}: use the agent and task "
+                "that it was trained with."
+            )
+        log.warning("%s was written by %s, but this is %s.", path, *sides)
 
 
 @dataclass(frozen=True)

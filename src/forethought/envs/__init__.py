@@ -4,10 +4,11 @@ from forethought.envs.restore import EpisodeLog, replay_episode
 from forethought.envs.task_env import TaskEnv
 from forethought.envs.tasks import check_task, known_tasks, make_env, make_single, spec_of
 from forethought.envs.vector import VectorEnv
-from forethought.spaces.structure import EnvError
+from forethought.spaces.structure import EnvError, EnvFailure
 
 __all__ = [
     "EnvError",
+    "EnvFailure",
     "EpisodeLog",
     "TaskEnv",
     "VectorEnv",

@@ -6,24 +6,23 @@ time limit is switched off, because limits are ours: 500 decisions unless the ru
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from forethought.config import ForethoughtError, unknown
+from forethought.config import unknown
+from forethought.envs import rendering
 from forethought.envs.families import LIST_HINT, Built, require_extra
 from forethought.spaces.agent_view import rescale
 
 ACTION_REPEAT = 2
 FRAMES = 1000
-RENDER_SIZE = 384
+PICTURE = (360, 480)
+"""Height and width of a picture: in a square one, the cart of cartpole leaves it at both ends."""
 
 # A copy of dm_control.suite.ALL_TASKS (a test compares them): listing must not import MuJoCo.
 TASKS = {
@@ -147,10 +146,10 @@ class DmcEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         return _flat(now.observation), float(now.reward or 0.0), terminated, truncated, {}
 
     def render(self) -> NDArray[np.uint8] | None:
-        """The first camera's picture, [384, 384, 3]."""
+        """The first camera's picture, [360, 480, 3]."""
         if self.render_mode is None:
             return None
-        pixels = self._env.physics.render(RENDER_SIZE, RENDER_SIZE, camera_id=0)
+        pixels = self._env.physics.render(*PICTURE, camera_id=0)
         return np.array(pixels, np.uint8)
 
     def close(self) -> None:
@@ -167,53 +166,13 @@ def _flat(observation: dict[str, Any]) -> NDArray[np.float32]:
     return np.concatenate([np.ravel(value) for value in observation.values()]).astype(np.float32)
 
 
-def _import_suite(rendering: bool) -> Any:
-    """dm_control.suite, with a rendering backend only where one is asked for.
-
-    Left to itself dm_control looks for a display when it is imported, which costs a second and
-    warns on machines without one. A choice of the user (MUJOCO_GL) is never touched.
-    """
-    if os.environ.get("MUJOCO_GL"):
-        return importlib.import_module("dm_control.suite")
+def _import_suite(pictures: bool) -> Any:
+    """dm_control.suite, with a rendering backend only where one is asked for."""
     if "dm_control._render" not in sys.modules:
-        with _environment(MUJOCO_GL="disable"):
+        with rendering.switched_off():
             importlib.import_module("dm_control.suite")
     render = sys.modules["dm_control._render"]
-    if rendering and render.BACKEND not in ("egl", "osmesa", "glfw"):
-        _choose_backend(render)
+    if pictures and render.BACKEND not in ("egl", "osmesa", "glfw"):
+        rendering.choose_backend()
+        importlib.reload(render)  # others reach it by its module, so they see the new backend
     return importlib.import_module("dm_control.suite")
-
-
-def _choose_backend(render: Any) -> None:
-    reasons = []
-    for backend in ("egl", "osmesa"):
-        try:
-            with _environment(MUJOCO_GL=backend, PYOPENGL_PLATFORM=backend):
-                importlib.reload(render)
-            # What renders in this process renders in its children too.
-            os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
-            return
-        except (ImportError, AttributeError, RuntimeError) as error:
-            # PyOpenGL answers a missing library with an AttributeError of its own internals.
-            reasons.append(f"{backend}: {error}")
-    with _environment(MUJOCO_GL="disable"):
-        importlib.reload(render)
-    raise ForethoughtError(
-        "Pictures of dmc tasks need EGL or OSMesa, and neither works here "
-        f"({'; '.join(reasons)}); install libegl1 or libosmesa6."
-    )
-
-
-@contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Set environment variables for the length of a block."""
-    before = {key: os.environ.get(key) for key in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value

@@ -88,8 +88,9 @@ def run_episodes(
     """Plays one episode per seed; environment i plays the seeds i, i + N, i + 2N, ...
 
     Strategy: an episode whose environment raises an EnvError counts as failed, the others go on;
-    when all of them fail, EvaluationError. Any other exception is a programming error and passes.
-    A limit of steps belongs to the environment (it truncates), not to the runner.
+    an environment that failed is built anew before its next episode, in this evaluation or in a
+    later one. When all episodes fail, EvaluationError. Any other exception is a programming error
+    and passes. A limit of steps belongs to the environment (it truncates), not to the runner.
     """
     n = env.num_envs
     state = policy.start(n)
@@ -106,6 +107,8 @@ def run_episodes(
             while running[i] is None and waiting[i]:
                 number = waiting[i].pop(0)
                 try:
+                    if i in env.failed:
+                        env.rebuild(i)
                     obs, info = env.reset_one(i, seeds[number])
                     running[i] = _Open(number, seeds[number], obs, info)
                 except EnvError as error:
@@ -159,16 +162,11 @@ def _advance(env: VectorEnv, i: int, action: Any, episode: _Open) -> Episode | N
     )
 
 
-def success_of(info: dict[str, Any], i: int | None = None) -> float | None:
-    """The environment's own verdict (`success`, or `is_success` as in gymnasium-robotics), if any.
-
-    With `i`, of environment i in batched infos, where `_success` says who gave one.
-    """
+def success_of(info: dict[str, Any]) -> float | None:
+    """The environment's own verdict, if any; gymnasium-robotics calls it `is_success`."""
     for key in ("success", "is_success"):
-        if i is None and key in info:
+        if key in info:
             return float(info[key])
-        if i is not None and key in info and info[f"_{key}"][i]:
-            return float(info[key][i])
     return None
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import sys
+import traceback
+from pathlib import Path
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from forethought.config import ConfigError, unknown
+from forethought.envs import rendering
 from forethought.envs.families import LIST_HINT, Built, require_extra
 
 NEVER_TERMINATE = ("Pendulum", "HalfCheetah", "Swimmer", "Reacher", "Pusher", "HumanoidStandup")
@@ -19,6 +24,7 @@ EXTRAS = {
 }
 # Packages that register a namespace when they are imported.
 NAMESPACES = {"ALE": ("atari", "ale_py")}
+OWN_HINT = "One that a module of your own registers is named gym:MODULE:ID."
 JAX = ("gymnasium.envs.phys2d", "gymnasium.envs.tabular")
 
 
@@ -43,7 +49,8 @@ def check(name: str) -> None:
         importlib.import_module(package)
     if env_id not in gymnasium.registry:
         prefix = f"gym:{module}:" if module else "gym:"
-        raise unknown("task", f"gym:{name}", [prefix + known for known in names()], LIST_HINT)
+        see = LIST_HINT if module else f"{LIST_HINT} {OWN_HINT}"
+        raise unknown("task", f"gym:{name}", [prefix + known for known in names()], see)
     entry_point = str(gymnasium.registry[env_id].entry_point)
     for prefix, (extra, package) in EXTRAS.items():
         if entry_point.startswith(prefix):
@@ -53,7 +60,17 @@ def check(name: str) -> None:
 def build(name: str, render_mode: str | None) -> Built:
     """Make the environment without its registered limit: limits are ours, in decisions."""
     env_id = name.rpartition(":")[2]
+    registered = gymnasium.registry[env_id]
+    # Only gymnasium's own: a person's Pusher-v0 may well terminate.
+    own = str(registered.entry_point).startswith("gymnasium.envs.")
     pictures = {} if render_mode is None else {"render_mode": render_mode}
+    if str(gymnasium.registry[env_id].entry_point).startswith("gymnasium.envs.mujoco"):
+        with rendering.switched_off():
+            importlib.import_module("mujoco")
+        if render_mode == "rgb_array":
+            rendering.choose_backend()
+    if render_mode is not None:
+        _check_render_mode(name, env_id, render_mode)
     try:
         env = gymnasium.make(env_id, max_episode_steps=-1, disable_env_checker=True, **pictures)
     except (gymnasium.error.Error, ImportError) as error:
@@ -61,16 +78,44 @@ def build(name: str, render_mode: str | None) -> Built:
     return Built(
         env,
         action_repeat=1,
-        max_frames=gymnasium.registry[env_id].max_episode_steps,
-        terminates=False if env_id.rpartition("-v")[0] in NEVER_TERMINATE else None,
+        max_frames=registered.max_episode_steps,
+        terminates=False if own and env_id.rpartition("-v")[0] in NEVER_TERMINATE else None,
     )
 
 
+def _check_render_mode(name: str, env_id: str, render_mode: str) -> None:
+    """Refuse a mode that the environment does not declare; gymnasium would only warn, or raise."""
+    made_by = gymnasium.registry[env_id].entry_point
+    creator = load_env_creator(made_by) if isinstance(made_by, str) else made_by
+    metadata = getattr(creator, "metadata", None)
+    if isinstance(metadata, dict) and render_mode not in metadata.get("render_modes", ()):
+        modes = ", ".join(metadata.get("render_modes", ())) or "none"
+        raise ConfigError(
+            f"gym:{name} has no render mode {render_mode}, but: {modes}; add it to the "
+            "environment's metadata and its render method."
+        )
+
+
 def _import(module: str, name: str) -> None:
+    """Import the module that registers an id: an installed one, or a file in the current folder.
+
+    `python -m` looks into that folder, but an installed command such as `forethought` does not. It
+    is looked into last, so that a person's own file hides no package; workers inherit the path.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
     try:
         importlib.import_module(module)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ConfigError(
-            f"The module {module} of the task gym:{name} cannot be imported ({error}); install it "
-            "or correct the name."
+            f"The module {module} of the task gym:{name} cannot be imported ({error}); run the "
+            "command in the folder that holds it, install what is missing or correct the name."
         ) from error
+    except Exception as error:
+        wrapped = ConfigError(
+            f"The module {module} of the task gym:{name} raised {type(error).__name__} while it "
+            f"was imported: {error}"
+        )
+        wrapped.add_note("".join(traceback.format_exception(error)).rstrip())
+        raise wrapped from error

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from forethought.envs.vector import VectorEnv
 from forethought.spaces import nested
 from forethought.spaces.nested import Tree
-from forethought.spaces.structure import EnvError
+from forethought.spaces.structure import EnvError, EnvFailure
 
 
 @dataclass
@@ -50,11 +50,13 @@ class EpisodeLog:
         )
 
 
-def replay_episode(envs: VectorEnv, i: int, log: EpisodeLog, last_obs: Tree) -> str | None:
+def replay_episode(
+    envs: VectorEnv, i: int, log: EpisodeLog, last_obs: Tree
+) -> str | EnvFailure | None:
     """Re-step the open episode of environment `i`; None when its last observation is bit-equal.
 
-    Else the reason why the episode is lost. The environment is then wherever it is: the caller
-    begins a new episode and says so.
+    Else the reason why the episode is lost: a sentence, or the failure of the environment. That is
+    then wherever it is: the caller begins a new episode and says so.
     """
     try:
         obs, _ = envs.reset_one(i, log.seed)
@@ -62,6 +64,8 @@ def replay_episode(envs: VectorEnv, i: int, log: EpisodeLog, last_obs: Tree) -> 
             obs, _, terminated, truncated, _ = envs.step_one(i, action)
             if terminated or truncated:  # an open episode cannot have ended
                 return f"It ended at step {number}, though it was open after {len(log.actions)}."
+    except EnvFailure as failure:
+        return failure
     except EnvError as error:
         return str(error)
     if not nested.bitwise_equal(obs, last_obs):

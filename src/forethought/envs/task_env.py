@@ -1,8 +1,9 @@
 """One environment as agents see it: repeat, limit, rescaled actions, and checks at the boundary.
 
 The strategy for errors: what an environment raises, and every value that breaks its promise,
-becomes an EnvError with the environment's index and the step, so that nothing ill-formed reaches
-replay. The original traceback travels as a note of the exception, also out of a worker process.
+becomes an EnvFailure with the environment's index and the step, so that nothing ill-formed reaches
+replay; an action that breaks the agent's promise is an EnvError. The original traceback travels as
+a note of the exception, also out of a worker process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from forethought.config import ForethoughtError, require
 from forethought.spaces.agent_view import agent_space, native_action, outside
 from forethought.spaces.nested import Tree
 from forethought.spaces.spec import Column, EnvSpec
-from forethought.spaces.structure import EnvError, Leaf, Structure, column_leaf
+from forethought.spaces.structure import EnvError, EnvFailure, Leaf, Structure, column_leaf
 
 T = TypeVar("T")
 LARGEST_REWARD = float(np.finfo(np.float32).max)  # replay stores float32, where more is infinite
@@ -113,7 +114,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
                 break
         reward = self._checked_reward(reward)  # a sum of large frames may be too large
         if terminated and not self.spec_for_agent.terminates:
-            raise EnvError(
+            raise EnvFailure(
                 f"Environment {self.env_index} terminated at step {self._steps}, but declares that "
                 "it never does; set its attribute terminates to True."
             )
@@ -123,6 +124,10 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._running = not (terminated or truncated)
         obs, info = self._checked(obs), self._checked_info(info)
         return obs, reward, bool(terminated), bool(truncated), info
+
+    def render(self) -> Any:
+        """A picture, or whatever the render mode promises."""
+        return self._guard(self.env.render)
 
     def _native(self, action: Tree) -> Any:
         action = self._actions.check(action, "action", self.env_index, self._steps)
@@ -140,7 +145,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         except ForethoughtError:
             raise
         except Exception as error:
-            wrapped = EnvError(
+            wrapped = EnvFailure(
                 f"Environment {self.env_index} raised {type(error).__name__} at step "
                 f"{self._steps}: {error}"
             )
@@ -156,7 +161,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         except (TypeError, ValueError, OverflowError):
             value = math.nan
         if not abs(value) <= LARGEST_REWARD:  # also true for nan
-            raise EnvError(
+            raise EnvFailure(
                 f"The reward of environment {self.env_index} at step {self._steps} is {reward}, "
                 "but must be a number that is finite in float32; correct the environment."
             )
@@ -167,7 +172,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         columns = self.spec_for_agent.columns
         for column in columns:
             if column.source not in info:
-                raise EnvError(
+                raise EnvFailure(
                     f"The info of environment {self.env_index} at step {self._steps} has no "
                     f"'{column.source}', which the environment declares as a column; add it."
                 )

@@ -69,8 +69,12 @@ def make_env(
     action_repeat: int | None = None,
     max_episode_steps: int | None = None,
     render_mode: str | None = None,
+    timeout_seconds: float | None = None,
 ) -> VectorEnv:
-    """`num_envs` environments of one task, in this process or each in its own."""
+    """`num_envs` environments of one task, in this process or each in its own.
+
+    A reset or step that lasts longer than `timeout_seconds` is an EnvFailure; None waits for ever.
+    """
     require(num_envs >= 1, "num_envs", num_envs, "at least 1")
     check_task(task)
     options: dict[str, Any] = {
@@ -79,7 +83,7 @@ def make_env(
         "render_mode": render_mode,
     }
     makers = [functools.partial(make_single, task, env_index=i, **options) for i in range(num_envs)]
-    return VectorEnv(makers, seed, workers=workers)
+    return VectorEnv(makers, seed, workers=workers, timeout_seconds=timeout_seconds)
 
 
 def spec_of(

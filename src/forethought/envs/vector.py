@@ -10,8 +10,9 @@ this process and in workers: only the handle differs, and so trajectories are eq
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -20,54 +21,18 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from forethought.config import ForethoughtError, require
+from forethought.envs.handles import Handle, LocalHandle
 from forethought.envs.task_env import Step, TaskEnv
-from forethought.envs.workers import WorkerHandle, answer, build
+from forethought.envs.watchdog import Watchdog
+from forethought.envs.workers import WorkerHandle
 from forethought.seeding import Streams
 from forethought.spaces import nested
 from forethought.spaces.nested import Tree
-from forethought.spaces.structure import EnvError
+from forethought.spaces.structure import EnvError, EnvFailure
 
+T = TypeVar("T")
 Infos = dict[str, Any]
-
-
-class Handle(Protocol):
-    """One environment that takes one request at a time."""
-
-    def request(self, command: str, *arguments: Any) -> None:
-        """Begin a command; it never raises what the environment raises."""
-
-    def result(self) -> Any:
-        """The answer to the last request, or the error that it caused."""
-
-    def close(self) -> None:
-        """End the environment; may be called twice."""
-
-
-class LocalHandle:
-    """An environment in this process."""
-
-    def __init__(self, make: Callable[[], TaskEnv], index: int) -> None:
-        self._env = build(make, index)
-        self._answer: Any = None
-        self._error: ForethoughtError | None = None
-
-    def request(self, command: str, *arguments: Any) -> None:
-        """Answer at once, and keep the answer."""
-        self._answer, self._error = None, None
-        try:
-            self._answer = answer(self._env, command, *arguments)
-        except ForethoughtError as error:
-            self._error = error
-
-    def result(self) -> Any:
-        """The kept answer or error."""
-        if self._error is not None:
-            raise self._error
-        return self._answer
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
+log = logging.getLogger("forethought")
 
 
 class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -75,20 +40,36 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     A reset without a seed takes the run's stream "env" (environment, episode), so that every
     episode has a seed of its own. Observations are fresh arrays, safe to keep.
+
+    An environment that fails (see EnvFailure) is named in `failed` until `rebuild` puts a new one
+    into its place. `reset` and `step` raise the first failure; `reset_each` and `step_each` hand it
+    over among the answers of the others, none of which is lost.
     """
 
     def __init__(
-        self, makers: Sequence[Callable[[], TaskEnv]], seed: int = 0, *, workers: bool = False
+        self,
+        makers: Sequence[Callable[[], TaskEnv]],
+        seed: int = 0,
+        *,
+        workers: bool = False,
+        timeout_seconds: float | None = None,
     ) -> None:
+        """A request that lasts longer than `timeout_seconds` is an EnvFailure; None: for ever."""
         require(len(makers) >= 1, "num_envs", len(makers), "at least 1")
+        ok = timeout_seconds is None or timeout_seconds > 0
+        require(ok, "timeout_seconds", timeout_seconds, "above 0")
         self.closed = False
         self.num_envs = len(makers)
+        self.failed: set[int] = set()
+        self._makers, self._workers, self._timeout = list(makers), workers, timeout_seconds
         self._streams = Streams(seed)
         self._episodes = [0] * self.num_envs
         self._handles: list[Handle] = []
+        in_process = None if workers else timeout_seconds
+        self._watchdog = None if in_process is None else Watchdog(in_process)
         try:
-            for i, make in enumerate(makers):
-                self._handles.append(WorkerHandle(make, i) if workers else LocalHandle(make, i))
+            for i in range(self.num_envs):
+                self._handles.append(self._handle(i))
             specs = self._all("spec")
         except BaseException:
             self.close()
@@ -123,31 +104,17 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         options = dict(options or {})
         mask = self._mask(options.pop("reset_mask", None))
         seeds = self._seeds(seed)
-        chosen = [i for i in range(self.num_envs) if mask[i]]
-        for i in chosen:
-            self._handles[i].request("reset", seeds[i], options)
-            self._episodes[i] += 1
+        chosen = {i: seeds[i] for i in range(self.num_envs) if mask[i]}
         infos: list[Infos] = [dict(info) for info in self._column_infos]
-        for i, (obs, info) in zip(chosen, self._results(chosen)):
-            self._keep(i, obs, info)
-            infos[i] = info
+        for i, answer in self.reset_each(chosen, options).items():
+            infos[i] = _sound(answer)[1]
         return nested.stack(self._obs), batch_infos(infos)
 
     def step(
         self, actions: Tree
     ) -> tuple[Tree, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Infos]:
         """One decision in every environment; each must be running."""
-        for path, leaf in nested.flatten(actions).items():
-            if len(leaf) != self.num_envs:
-                name = f"actions '{path}'" if path else "actions"
-                raise EnvError(
-                    f"There are {len(leaf)} {name} for {self.num_envs} environments; give one each."
-                )
-        for i, handle in enumerate(self._handles):
-            handle.request("step", nested.index(actions, i))
-        steps: list[Step] = self._results(range(self.num_envs))
-        for i, (obs, _, _, _, info) in enumerate(steps):
-            self._keep(i, obs, info)
+        steps = [_sound(answer) for answer in self.step_each(actions)]
         return (
             nested.stack(self._obs),
             np.array([step[1] for step in steps], np.float64),
@@ -156,21 +123,76 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             batch_infos([step[4] for step in steps]),
         )
 
+    def reset_each(
+        self, seeds: Mapping[int, int], options: dict[str, Any] | None = None
+    ) -> dict[int, tuple[Tree, Infos] | EnvFailure]:
+        """Begin new episodes in these environments; nothing is batched, failures are handed over.
+
+        Any other error is raised, after all have answered.
+        """
+        for i, seed in seeds.items():
+            self._handles[i].request("reset", seed, options or {})
+            self._episodes[i] += 1
+        answers = dict(zip(seeds, self._results(list(seeds))))
+        for i, answer in answers.items():
+            if not isinstance(answer, EnvFailure):
+                self._keep(i, *answer)
+        return answers
+
+    def step_each(self, actions: Tree) -> list[Step | EnvFailure]:
+        """One decision in every environment; nothing is batched, failures are handed over.
+
+        Any other error, as that of an illegal action, is raised after all have answered.
+        """
+        for path, leaf in nested.flatten(actions).items():
+            if len(leaf) != self.num_envs:
+                name = f"actions '{path}'" if path else "actions"
+                raise EnvError(
+                    f"There are {len(leaf)} {name} for {self.num_envs} environments; give one each."
+                )
+        for i, handle in enumerate(self._handles):
+            handle.request("step", nested.index(actions, i))
+        steps: list[Step | EnvFailure] = self._results(range(self.num_envs))
+        for i, step in enumerate(steps):
+            if not isinstance(step, EnvFailure):
+                self._keep(i, step[0], step[4])
+        return steps
+
     def reset_one(self, i: int, seed: int | None = None) -> tuple[Tree, Infos]:
         """Begin a new episode in environment `i` alone; observation and info are not batched."""
         seed = self._seeds(None)[i] if seed is None else seed
         self._handles[i].request("reset", seed, {})
         self._episodes[i] += 1
-        obs, info = self._handles[i].result()
+        obs, info = _sound(self._results([i])[0])
         self._keep(i, obs, info)
         return obs, info
 
     def step_one(self, i: int, action: Tree) -> Step:
         """One decision in environment `i` alone; nothing is batched."""
         self._handles[i].request("step", action)
-        result: Step = self._handles[i].result()
+        result: Step = _sound(self._results([i])[0])
         self._keep(i, result[0], result[4])
         return result
+
+    def current(self, i: int) -> tuple[Tree, Infos]:
+        """The last observation of environment `i` and the declared columns beside it."""
+        return self._obs[i], self._column_infos[i]
+
+    def rebuild(self, i: int) -> None:
+        """Put a new environment into the place of number `i`; it must be reset before its first
+        step. An EnvFailure if it cannot be built; `i` then stays among the `failed`."""
+        try:
+            self._handles[i].close()
+        except EnvFailure as failure:  # it failed before: what counts is the one that comes
+            log.warning("%s", failure)
+        self._handles[i] = self._handle(i)
+        self._handles[i].request("spec")
+        if _sound(self._results([i])[0]) != self.spec_for_agent:
+            raise EnvError(
+                f"Environment {i} has other spaces or limits since it was built anew; it must be "
+                "the same each time."
+            )
+        self.failed.discard(i)
 
     def render(self) -> tuple[Any, ...]:
         """One picture per environment; needs `render_mode="rgb_array"`."""
@@ -178,22 +200,36 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """End every environment and its process."""
-        for handle in self._handles:
-            handle.close()
+        try:
+            for handle in self._handles:
+                handle.close()
+        finally:
+            if self._watchdog is not None:
+                self._watchdog.close()
+
+    def _handle(self, i: int) -> Handle:
+        if self._workers:
+            return WorkerHandle(self._makers[i], i, self._timeout)
+        return LocalHandle(self._makers[i], i, self._watchdog)
 
     def _all(self, command: str) -> list[Any]:
         for handle in self._handles:
             handle.request(command)
-        return self._results(range(self.num_envs))
+        return [_sound(answer) for answer in self._results(range(self.num_envs))]
 
     def _results(self, chosen: Sequence[int]) -> list[Any]:
-        """The answers of environments that were asked; all are awaited before an error is raised,
-        so that no late answer is taken for that of a later request."""
+        """The answers of environments that were asked, a failure in the place of its answer.
+
+        All are awaited before another error is raised, so that no late answer is taken for that
+        of a later request."""
         results: list[Any] = []
         errors: list[ForethoughtError] = []
         for i in chosen:
             try:
                 results.append(self._handles[i].result())
+            except EnvFailure as failure:
+                self.failed.add(i)
+                results.append(failure)
             except ForethoughtError as error:
                 errors.append(error)
         if errors:
@@ -231,6 +267,13 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if self._obs[int(i)] is None:
                 raise EnvError(f"Environment {i} was never reset; the first reset takes no mask.")
         return chosen
+
+
+def _sound(answer: T | EnvFailure) -> T:
+    """The answer, if it is one."""
+    if isinstance(answer, EnvFailure):
+        raise answer
+    return answer
 
 
 def batch_infos(infos: Sequence[Infos]) -> Infos:

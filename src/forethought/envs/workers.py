@@ -10,60 +10,52 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import threading
-import traceback
+import time
 from collections.abc import Callable, Iterator
 from multiprocessing import connection, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from forethought.config import ConfigError, ForethoughtError
+from forethought.envs.handles import BUILD_SECONDS, answer, build, steps_after
 from forethought.envs.task_env import TaskEnv
-from forethought.spaces.structure import EnvError
+from forethought.envs.watchdog import doing, too_long
+from forethought.spaces.structure import EnvError, EnvFailure
 
 CLOSE_SECONDS = 5.0
 """How long a worker may take to end by itself before it is killed."""
+LAST_WAIT_SECONDS = 0.5
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
-def build(make: Callable[[], TaskEnv], index: int) -> TaskEnv:
-    """Make an environment; what its constructor raises becomes an EnvError."""
-    try:
-        return make()
-    except ForethoughtError:
-        raise
-    except Exception as error:
-        wrapped = EnvError(
-            f"Environment {index} could not be built: {type(error).__name__}: {error}"
-        )
-        wrapped.add_note("".join(traceback.format_exception(error)).rstrip())
-        raise wrapped from error
-
-
-def answer(env: TaskEnv, command: str, *arguments: Any) -> Any:
-    """Carry out one request on an environment; the same for workers and for this process."""
-    if command == "reset":
-        seed, options = arguments
-        return env.reset(seed=seed, options=options)
-    if command == "step":
-        return env.step(arguments[0])
-    if command == "render":
-        return env.render()
-    if command == "metadata":
-        return env.metadata
-    if command == "spec":
-        return env.spec_for_agent
-    raise ValueError(f"There is no command {command}.")
+UNGUARDED = 79
+"""Exit code of a worker that, still importing the script that started it, met the same start."""
+IMPORTS = (
+    "a worker imports the script that starts it, so that must be a file which does its work below "
+    'a line `if __name__ == "__main__":`'
+)
+ERRORS: dict[str, type[ForethoughtError]] = {
+    "config": ConfigError,
+    "failure": EnvFailure,
+    "error": EnvError,
+}
+"""What travels out of a worker, by the word that stands for it on the pipe."""
 
 
 class WorkerHandle:
-    """The parent's side of one worker."""
+    """The parent's side of one worker; without a time-out it waits for ever."""
 
-    def __init__(self, make: Callable[[], TaskEnv], index: int) -> None:
+    def __init__(
+        self, make: Callable[[], TaskEnv], index: int, timeout_seconds: float | None = None
+    ) -> None:
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            # This process is a worker that imports its parent's script, and the script starts
+            # workers as soon as it is imported. Python would show a page of tracebacks.
+            raise SystemExit(UNGUARDED)
         context = multiprocessing.get_context("spawn")
-        self._index = index
+        self._index, self._timeout = index, timeout_seconds
         self._pipe, theirs = context.Pipe()
         self._process: BaseProcess = context.Process(
             target=_serve, args=(theirs, make, index), name=f"env-{index}", daemon=True
@@ -71,7 +63,10 @@ class WorkerHandle:
         with _for_a_new_worker():
             self._process.start()
         theirs.close()  # else the end of the worker would not close the pipe
-        self._waiting = False
+        self._poll = select.poll()  # made once: Connection.poll would make a selector each time
+        self._poll.register(self._pipe.fileno(), select.POLLIN)
+        self._waiting = self._answered = False
+        self._command, self._step, self._asked = "build", 0, time.monotonic()
         # At exit multiprocessing joins its children, before which they must have been told to end.
         self._finalizer = util.Finalize(
             self, _end, args=(self._pipe, self._process), exitpriority=10
@@ -85,26 +80,40 @@ class WorkerHandle:
             with contextlib.suppress(ForethoughtError):
                 self.result()
         self._waiting = True
+        self._step = steps_after(command, self._step)
+        self._command, self._asked = command if self._answered else "build", time.monotonic()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._pipe.send((command, arguments))
 
     def result(self) -> Any:
-        """Wait for the answer; what the worker raised is raised here, with its traceback."""
+        """Wait for the answer; what the worker raised is raised here, with its traceback.
+
+        A worker that gives none in time is killed. The time runs from the request, so that many
+        workers that hang together cost one time-out.
+        """
+        if self._timeout is not None:
+            self._wait(self._timeout)
         try:
             kind, content, notes = self._pipe.recv()
-        except (EOFError, ConnectionResetError) as error:
+        except (EOFError, ConnectionResetError):
             self._waiting = False
-            raise EnvError(self._death()) from error
-        self._waiting = False
+            raise self._death() from None  # that the pipe ended says nothing more
+        self._waiting, self._answered = False, True
         if kind == "answer":
             return content
-        raised = ConfigError(content) if kind == "config" else EnvError(content)
+        raised = ERRORS[kind](content)
         for note in notes:
             raised.add_note(note)
         raise raised
 
     def close(self) -> None:
-        """Ask the worker to end; kill it if it does not."""
+        """Ask the worker to end; kill it if it does not.
+
+        One whose answer nobody has waited for is killed at once: its step was given up, and many
+        that hang must not each take their time to end.
+        """
+        if self._waiting:
+            self._process.kill()
         self._finalizer()
 
     @property
@@ -112,18 +121,36 @@ class WorkerHandle:
         """The worker's process id."""
         return self._process.pid
 
-    def _death(self) -> str:
+    def _wait(self, seconds: float) -> None:
+        """Returns when the worker has answered or ended."""
+        if self._command == "build":
+            seconds = max(seconds, BUILD_SECONDS)
+        left = max(0.0, self._asked + seconds - time.monotonic())
+        # Once more, for a moment: perhaps the whole group was stopped (Ctrl-Z) and just went on.
+        if self._poll.poll(left * 1000) or self._poll.poll(LAST_WAIT_SECONDS * 1000):
+            return
+        self._waiting = False
+        self._process.kill()
+        self._process.join()
+        raise EnvFailure(too_long(self._index, self._command, self._step, seconds))
+
+    def _death(self) -> ForethoughtError:
         self._process.join(CLOSE_SECONDS)
         code = self._process.exitcode
+        who = f"The worker process {self.pid} of environment {self._index}"
+        if code == UNGUARDED:
+            return ConfigError(f"{who} could not begin: {IMPORTS}.")
         if code is None:
             how = "closed its pipe"
         elif code < 0:
             how = f"was ended by {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code}"
-        return (
-            f"The worker process {self.pid} of environment {self._index} {how}; look for its last "
-            "words above, and for the machine's memory."
+        where = doing(self._command, self._step)
+        hint = f"; {IMPORTS}" if code == 1 and not self._answered else ""
+        return EnvFailure(
+            f"{who} {how} during {where}; look for its last words above, and for the machine's "
+            f"memory{hint}."
         )
 
 
@@ -169,7 +196,8 @@ def _serve(pipe: connection.Connection[Any, Any], make: Callable[[], TaskEnv], i
                     env = build(make, index)
                 reply = ("answer", answer(env, command, *arguments), ())
             except ForethoughtError as error:
-                kind = "config" if isinstance(error, ConfigError) else "error"
+                kinds = (word for word, cls in ERRORS.items() if isinstance(error, cls))
+                kind = next(kinds, "error")
                 reply = (kind, str(error), tuple(getattr(error, "__notes__", ())))
             pipe.send(reply)
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -19,13 +19,22 @@ FOLDER = Path(__file__).parent
 class _Loader(yaml.SafeLoader):
     """Safe YAML with the plain values of YAML 1.2: `3e-4` is a number, and `off` is a word.
 
-    PyYAML follows 1.1, where 3e-4 is text and `compile: off` means false.
+    PyYAML follows 1.1, where 3e-4 is text and `compile: off` means false. Aliases are refused:
+    a few lines of them stand for more values than any memory holds.
     """
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(":bool")]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node of the file."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            problem = "aliases (*name) are not taken; write the value out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        return super().compose_node(parent, index)
 
 
 _Loader.add_implicit_resolver(
@@ -37,8 +46,11 @@ _Loader.add_implicit_resolver(
 
 
 def parse(text: str) -> Any:
-    """The value of a YAML text."""
-    return yaml.load(text, _Loader)
+    """The value of a YAML text; whatever is wrong with it is a YAMLError."""
+    try:
+        return yaml.load(text, _Loader)
+    except (ValueError, RecursionError) as error:  # `!!int x`, or lists in lists in lists
+        raise yaml.MarkedYAMLError(problem=f"it cannot be read ({error})") from error
 
 
 def parse_scalar(text: str) -> Any:

@@ -8,23 +8,31 @@ one fills; until then checkpoints simply hold its rows themselves.
 
 from __future__ import annotations
 
-import warnings
+import logging
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from forethought.files import (
     FileError,
+    check_space,
     fsync_dir,
     fsync_file,
     load_tensors,
+    remove,
     save_tensors,
     sha256,
+    tensor_bytes,
 )
+from forethought.replay.checks import check_rows
 from forethought.replay.rows import ReplayError
 from forethought.replay.storage import Storage
 
 TEMPORARY = ".tmp-"
+log = logging.getLogger("forethought")
 
 
 @dataclass(frozen=True)
@@ -70,11 +78,10 @@ class Blocks:
         except (OSError, FileError) as error:
             self.failures += 1
             if self.failures == 1:
-                warnings.warn(
-                    f"A replay block was not written: {error} It is tried again when the next one "
-                    "fills, and checkpoints are larger until then.",
-                    RuntimeWarning,
-                    stacklevel=3,
+                log.warning(
+                    "A replay block was not written: %s It is tried again when the next one fills, "
+                    "and checkpoints are larger until then.",
+                    error,
                 )
 
     def named(self, stream: int) -> tuple[list[Block], int]:
@@ -113,7 +120,7 @@ class Blocks:
         found = [*folder.glob("stream*-block*.safetensors"), *folder.glob(".tmp*")]
         gone = sorted(path.name for path in found if path.name not in keep)
         for name in gone:
-            (folder / name).unlink()
+            remove(folder / name)
         return gone
 
     def _complete(self, stream: int) -> range:
@@ -136,7 +143,8 @@ class Blocks:
     def _write(self, stream: int, number: int, folder: Path) -> Block:
         first = max(number * self.block_rows, int(self.storage.oldest[stream]))
         rows = self.storage.read(stream, first, (number + 1) * self.block_rows)
-        name = f"stream{stream:02d}-block{number:08d}.safetensors"
+        name = block_name(stream, number)
+        check_space(folder / name, tensor_bytes(rows))
         temporary = folder / (TEMPORARY + name)
         save_tensors(temporary, rows, {"first_row": str(first)})
         fsync_file(temporary)
@@ -147,9 +155,34 @@ class Blocks:
         return block
 
 
+def block_name(stream: int, number: int) -> str:
+    """The file of a stream's block."""
+    return f"stream{stream:02d}-block{number:08d}.safetensors"
+
+
 def block_to_json(block: Block) -> dict[str, Any]:
     """For a checkpoint."""
     return asdict(block)
+
+
+def read_blocks(saved: Any, stream: int, block_rows: int) -> list[Block]:
+    """The blocks that a checkpoint names for a stream: each one a file of ours, none left out."""
+    try:
+        blocks = [Block(**entry) for entry in saved]
+        numbers = [block.first_row // block_rows for block in blocks]
+        first = numbers[0] if numbers else 0
+        sound = (
+            [block.name for block in blocks] == [block_name(stream, n) for n in numbers]
+            and numbers == list(range(first, first + len(numbers)))
+            and all(n * block_rows == b.first_row for n, b in list(zip(numbers, blocks))[1:])
+            and all(type(b.first_row) is int and b.first_row >= 0 for b in blocks)
+            and all(isinstance(b.sha256, str) for b in blocks)
+        )
+    except (TypeError, ValueError):
+        sound = False
+    if not sound:
+        raise ReplayError(f"The saved replay names blocks of stream {stream} that cannot be.")
+    return blocks
 
 
 def check_blocks(blocks: list[Block], folder: Path | None) -> None:
@@ -160,7 +193,7 @@ def check_blocks(blocks: list[Block], folder: Path | None) -> None:
                 f"The checkpoint needs the replay block {block.name}, but no folder was given."
             )
         path = folder / block.name
-        if not path.is_file():
+        if not os.path.lexists(path):
             raise ReplayError(
                 f"The replay block {path} is missing; bring it back or resume from a checkpoint "
                 "that does not need it."
@@ -172,8 +205,17 @@ def check_blocks(blocks: list[Block], folder: Path | None) -> None:
             )
 
 
-def load_block(storage: Storage, stream: int, block: Block, folder: Path) -> None:
+def load_block(storage: Storage, stream: int, block: Block, folder: Path, block_rows: int) -> None:
     """Put the rows of a block back that the ring still held."""
-    tensors = load_tensors(folder / block.name)
+    tensors = open_block(storage, block, folder, block_rows)
     first = max(block.first_row, int(storage.oldest[stream]))
     storage.put(stream, first, {k: v[first - block.first_row :] for k, v in tensors.items()})
+
+
+def open_block(storage: Storage, block: Block, folder: Path, block_rows: int) -> dict[str, Tensor]:
+    """The columns of a block, checked: whoever knows a sha256 may also have made the file."""
+    path = folder / block.name
+    tensors = load_tensors(path)
+    end = (block.first_row // block_rows + 1) * block_rows
+    check_rows(tensors, storage.rows, end - block.first_row, f"The replay block {path}")
+    return tensors

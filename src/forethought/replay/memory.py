@@ -1,4 +1,4 @@
-"""How much memory a replay takes, in words, and whether this machine has it.
+"""How much memory a replay takes, and whether this machine has it.
 
 Rings are allocated lazily, so that a capacity too large for the machine would not fail at the
 start but be killed hours later, when the ring fills. Therefore it is checked before allocating.
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from forethought.config import ConfigError
+from forethought.files import size_in_words as words
 
 HEADROOM = 0.9  # of what is free; the rest is for networks, batches and the environment
 CGROUPS = (
@@ -19,14 +20,6 @@ CGROUPS = (
     ("memory.max", "memory.current", "memory.stat"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
 )
-
-
-def words(size_bytes: int) -> str:
-    """A size as people say it: 412 bytes, 3.2 MB, 56.4 GB."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:.1f} {name}"
-    return f"{size_bytes} bytes"
 
 
 def available_bytes(device: torch.device) -> int | None:

@@ -12,8 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forethought.config import ConfigError, EpisodeReplayConfig, ReplayConfig, require
+from forethought.files import size_in_words
 from forethought.replay import memory
-from forethought.replay.blocks import Block, Blocks, block_to_json, check_blocks, load_block
+from forethought.replay.blocks import (
+    Block,
+    Blocks,
+    block_to_json,
+    check_blocks,
+    load_block,
+    open_block,
+    read_blocks,
+)
+from forethought.replay.checks import check_cover, check_rows, check_streams
 from forethought.replay.rows import Batch, ReplayError, RowSpec
 from forethought.replay.slices import EpisodeSampler, Sampler, TransitionSampler
 from forethought.replay.stacks import sources, windows
@@ -76,6 +86,7 @@ class Replay:
             for x in self.row_spec.leaves
         ]
         self._offsets = np.arange(slice_rows)[:, None]  # [L, 1]
+        self._drawn: tuple[Ints, Ints] | None = None  # of the last batch: streams, first rows
 
     @property
     def num_envs(self) -> int:
@@ -101,8 +112,8 @@ class Replay:
         """The size in words."""
         rings = "1 ring" if self.num_envs == 1 else f"{self.num_envs} rings"
         return (
-            f"{rings} of {self._storage.capacity:,} rows, {memory.words(self._row_bytes)} a row, "
-            f"{memory.words(self.bytes_total)} on {self.storage_device} when full; "
+            f"{rings} of {self._storage.capacity:,} rows, {size_in_words(self._row_bytes)} a row, "
+            f"{size_in_words(self.bytes_total)} on {self.storage_device} when full; "
             f"slices of {self.slice_rows} rows, drawn by {self.kind}"
         )
 
@@ -189,7 +200,7 @@ class Replay:
     def sample(self, batch: int) -> Batch:
         """Draw `batch` slices of `slice_rows` rows each."""
         storage, rows = self._storage, self.row_spec
-        streams, starts = self._sampler.draw(batch, self._stream)  # [B], [B]
+        self._drawn = streams, starts = self._sampler.draw(batch, self._stream)  # [B], [B]
         slots = starts % storage.capacity + self._offsets  # [L, B]
         slots -= storage.capacity * (slots >= storage.capacity)
         slots += streams * storage.capacity
@@ -210,6 +221,22 @@ class Replay:
             is_first=torch.from_numpy(age == 0).to(self.device),
             extras={name: columns[name] for name in rows.extras},
         )
+
+    def last_draw(self) -> dict[str, Any] | None:
+        """Where the slices of the last batch come from; None before the first.
+
+        Rows are counted from the start of each environment: one per reset and one per decision.
+        """
+        if self._drawn is None:
+            return None
+        env_index, first_row = (x.tolist() for x in self._drawn)
+        written = list(self._storage.written)
+        return {
+            "slice_rows": self.slice_rows,
+            "env_index": env_index,
+            "first_row": first_row,
+            "rows_written": written,
+        }
 
     def _gather_stack(self, path: str, streams: Ints, starts: Ints, age: Ints) -> Tensor:
         """Stacks [L, B, frames, ...]; each frame is gathered once, then seen through windows."""
@@ -260,24 +287,46 @@ class Replay:
 
         It does not begin to write there: that is what `seal_to` says.
         """
-        self._check_layout(state["layout"])
-        saved = [[Block(**block) for block in stream["blocks"]] for stream in state["streams"]]
+        saved = self.check(state, tensors)
         for blocks in saved:
             check_blocks(blocks, folder)
         for index, (stream, blocks) in enumerate(zip(state["streams"], saved)):
             self._storage.advance(index, stream["written"])
             self._open_rows[index] = stream["open_rows"]
             for block in blocks:
-                load_block(self._storage, index, block, Path(folder or "."))
-            head = f"tail/{index}/"
-            tail = {k.removeprefix(head): v for k, v in tensors.items() if k.startswith(head)}
-            self._storage.put(index, stream["tail_row"], tail)
-        head = "sampler/"
-        self._sampler.restore(
-            {k.removeprefix(head): v.numpy() for k, v in tensors.items() if k.startswith(head)}
-        )
+                rows = self._blocks.block_rows
+                load_block(self._storage, index, block, Path(folder or "."), rows)
+            self._storage.put(index, stream["tail_row"], _below(f"tail/{index}/", tensors))
+        self._sampler.restore({k: v.numpy() for k, v in _below("sampler/", tensors).items()})
         restore_numpy(self._stream, state["rng"])
         self._blocks.adopt(saved, None if folder is None else Path(folder))
+
+    def check(
+        self, state: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path | None = None
+    ) -> list[list[Block]]:
+        """The blocks per stream that `state` needs; a sentence if it cannot be restored here.
+
+        Nothing is changed. With `folder`, the blocks there are looked into, at their headers only.
+        """
+        self._check_layout(state["layout"])
+        check_streams(state, self._storage)
+        block_rows, saved = self._blocks.block_rows, []
+        for index, stream in enumerate(state["streams"]):
+            blocks = read_blocks(stream["blocks"], index, block_rows)
+            first = blocks[0].first_row if blocks else None
+            stop = (blocks[-1].first_row // block_rows + 1) * block_rows if blocks else 0
+            check_cover(first, stop, stream, self._storage.capacity)
+            rows = stream["written"] - stream["tail_row"]
+            what = f"The saved tail of stream {index}"
+            check_rows(_below(f"tail/{index}/", tensors), self.row_spec, rows, what)
+            if folder is not None:
+                for block in blocks:
+                    open_block(self._storage, block, folder, block_rows)
+            saved.append(blocks)
+        sampler = {k: v.numpy() for k, v in _below("sampler/", tensors).items()}
+        self._sampler.check(sampler, [stream["written"] for stream in state["streams"]])
+        restore_numpy(np.random.Generator(type(self._stream.bit_generator)()), state["rng"])
+        return saved
 
     def prune(self, folder: Path, keep: set[str]) -> list[str]:
         """Delete the blocks in `folder` that no kept checkpoint (`keep`: their names) nor this
@@ -322,6 +371,10 @@ def _after_first(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _after_first(child) for key, child in tree.items()}
     return tree[1:]
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _usable_device(name: str) -> torch.device:

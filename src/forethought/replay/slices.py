@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from forethought.replay.checks import check_episodes
 from forethought.replay.rows import ReplayError
 from forethought.replay.storage import Storage
 
@@ -38,6 +39,8 @@ class Sampler(Protocol):
     def draw(self, batch: int, rng: np.random.Generator) -> tuple[Ints, Ints]: ...
 
     def state(self) -> dict[str, Ints]: ...
+
+    def check(self, state: dict[str, Ints], written: list[int]) -> None: ...
 
     def restore(self, state: dict[str, Ints]) -> None: ...
 
@@ -101,6 +104,16 @@ class EpisodeSampler:
     def state(self) -> dict[str, Ints]:
         """The table, in its order."""
         return {"episodes": self.table[:, : len(self.episodes)].copy()}
+
+    def check(self, state: dict[str, Ints], written: list[int]) -> None:
+        """Refuse a table that cannot be drawn from when the streams have had `written` rows."""
+        table = state.get("episodes", np.empty(0))
+        check_episodes(table, self.storage, written)
+        stream, first, end = table
+        oldest = np.maximum(0, np.array(written) - self.storage.capacity).take(stream)
+        low = np.where(first >= oldest, first, oldest + self.history)
+        if np.any(end - self.slice_rows + 1 - low <= 0):
+            raise ReplayError("The saved replay lists episodes that are too short to draw from.")
 
     def restore(self, state: dict[str, Ints]) -> None:
         """Take over a saved table."""
@@ -190,6 +203,9 @@ class TransitionSampler:
     def state(self) -> dict[str, Ints]:
         """Nothing: the queues follow from the ages of the rows."""
         return {}
+
+    def check(self, state: dict[str, Ints], written: list[int]) -> None:
+        """Nothing to refuse: there is no state."""
 
     def restore(self, state: dict[str, Ints]) -> None:
         """Find the valid starts among the rows in the ring, in their order."""

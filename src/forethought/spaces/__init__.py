@@ -3,11 +3,12 @@
 from forethought.spaces.masks import entity_keys, masked_mean
 from forethought.spaces.random_actions import random_action
 from forethought.spaces.spec import Column, EnvSpec
-from forethought.spaces.structure import EnvError, Leaf, Structure
+from forethought.spaces.structure import EnvError, EnvFailure, Leaf, Structure
 
 __all__ = [
     "Column",
     "EnvError",
+    "EnvFailure",
     "EnvSpec",
     "Leaf",
     "Structure",

@@ -41,3 +41,18 @@ class EnvSpec:
     """Whether an episode may end by termination; False promises that it never does."""
     columns: tuple[Column, ...] = ()
     """Extra columns that the environment declares."""
+
+    @property
+    def shapes(self) -> dict[str, str]:
+        """Observations and actions in words that no version of a library changes."""
+        return {
+            "observations": _words(self.observation_space),
+            "actions": _words(self.action_space),
+        }
+
+
+def _words(space: gymnasium.Space[Any]) -> str:
+    """Without the bounds of a Box: as text they depend on numpy's way to print."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return ", ".join(f"{key}: {_words(inner)}" for key, inner in space.spaces.items())
+    return f"{space.dtype} {space.shape}" if isinstance(space, gymnasium.spaces.Box) else str(space)

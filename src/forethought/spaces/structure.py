@@ -20,7 +20,15 @@ from forethought.spaces.nested import Tree, unflatten
 
 
 class EnvError(ForethoughtError):
-    """An environment broke its promise: a bad value, an exception, a dead worker."""
+    """An environment, or what it was asked to do, is at fault; the run cannot go on as it is."""
+
+
+class EnvFailure(EnvError):
+    """The environment itself failed: it raised, hung, died or gave a value that it must not give.
+
+    Only such a failure may be answered by a restart: another one of the same kind may do better,
+    while an illegal action of the agent would only come again.
+    """
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,8 @@ def _refuse(path: str, place: tuple[str, int, int], problem: str) -> NoReturn:
     what, env_index, step = place
     name = f"{what} '{path}'" if path else what
     who = "agent" if what == "action" else "environment"
-    raise EnvError(
+    error = EnvError if what == "action" else EnvFailure
+    raise error(
         f"The {name} of environment {env_index} at step {step} {problem}; "
         f"correct the {who} or the space it declares."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,15 @@ class Entry:
     """UTC, ISO 8601; never earlier than that of the entry before."""
     sha256: str
     """Of its manifest, which in turn vouches for every file."""
+
+    def __post_init__(self) -> None:
+        """Nothing that a hand wrote into the file may lead outside or be no number."""
+        counts = all(type(x) is int and x >= 0 for x in (self.step, self.env_frames))
+        score = self.eval_score is None or type(self.eval_score) is float
+        score = score or (type(self.eval_score) is int and abs(self.eval_score) < 2**63)
+        texts = all(isinstance(x, str) for x in (self.path, self.timestamp, self.sha256))
+        if not (counts and score and texts and re.fullmatch(r"[a-z]+-\d+", self.path)):
+            raise TypeError(f"{self.path!r} is not described as a checkpoint is")
 
 
 class Catalog:
@@ -67,7 +77,7 @@ class Catalog:
         scored = [
             (entry.eval_score, index, entry)
             for index, entry in enumerate(self.entries())
-            if entry.eval_score is not None and not math.isnan(entry.eval_score)
+            if entry.eval_score is not None and math.isfinite(entry.eval_score)
         ]
         return max(scored)[2] if scored else None
 
@@ -99,12 +109,12 @@ class Catalog:
             if name not in known:
                 try:
                     manifest = verify(path)
-                    if "env_frames" not in manifest.meta:
+                    frames, score = manifest.meta.get("env_frames"), manifest.meta.get("eval_score")
+                    if frames is None:
                         raise FileError("its manifest does not tell env_frames.")
-                    frames, score = manifest.meta["env_frames"], manifest.meta.get("eval_score")
                     kept.append(self._entry(kept, path, manifest, frames, score))
                     notes.append(f"{name} was entered in the catalog.")
-                except FileError as error:
+                except (FileError, TypeError) as error:
                     notes.append(f"{name} was not entered in the catalog: {error}")
         if notes:
             self._write(kept)

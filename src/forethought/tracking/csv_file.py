@@ -134,6 +134,8 @@ def read_rows(path: Path) -> tuple[list[dict[str, str]], str | None]:
         raise FileError(f"{path} could not be read ({error.strerror or error}).") from error
     whole, newline, rest = text.rpartition("\n")
     note = f"{path.name}: the half-written last line is ignored." if rest else None
+    # The returns of an evaluation are one cell, which 10,000 episodes fill beyond csv's own limit.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     lines = list(csv.reader(io.StringIO(whole + newline, newline="")))
     if not lines:
         return [], note

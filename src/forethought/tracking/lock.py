@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,10 +67,14 @@ class Lock:
         trainer is killed.
         """
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            # Never through a link, and never waiting for the other end of a pipe.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(self.path, flags, 0o644)
         except OSError as error:
             raise FileError(f"{self.path} could not be opened ({error.strerror}).") from error
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise FileError(f"{self.path} is not a regular file: remove it and try again.")
             # Some network file systems have none; the file's content then guards alone.
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -96,9 +101,10 @@ def _parse(content: bytes) -> Holder | None:
     """The holder that a lock file names; None if it is free (or was cut by a crash: free, too)."""
     try:
         data = json.loads(content)
-        return Holder(int(data["pid"]), str(data["host"]), data["started"])
-    except (ValueError, KeyError, TypeError):
+        holder = Holder(int(data["pid"]), str(data["host"]), data["started"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
+    return holder if holder.pid > 0 else None  # 0 and below would mean groups of processes
 
 
 def _look_up(pid: int) -> tuple[bool, int | None]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
+import os
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,17 @@ from typing import Any
 
 import yaml
 
+from forethought import presets
 from forethought.config import ForethoughtError
-from forethought.files import FileError, read_json, versions, write_json, write_text_atomic
+from forethought.files import (
+    FileError,
+    read_bytes,
+    read_json,
+    versions,
+    write_json,
+    write_text_atomic,
+)
+from forethought.tracking.events import EventsFile, read_events
 from forethought.tracking.lock import Lock
 
 SCHEMA = 1
@@ -33,6 +42,10 @@ FIELD_TYPES: dict[str, tuple[type | tuple[type, ...], str]] = {
     "random_score": ((int, float), "a number"),
 }
 """What others rely on in run.json, and how a sentence names its type."""
+MAX_CONFIG_BYTES = 2**18
+"""Of config.yaml, a hundred times what one has."""
+IDENTITY = {"agent": "agent_name", "task": "task", "seed": "seed"}
+"""Keys of run.json, and the keys of config.yaml that must say the same."""
 log = logging.getLogger("forethought")
 
 
@@ -49,6 +62,7 @@ class RunDirectory:
         self.events_file = path / "events.jsonl"
         self._run_file = path / "run.json"
         self._config_file = path / "config.yaml"
+        self._events = EventsFile(self.events_file)
         self._events_failed = False
 
     @classmethod
@@ -92,8 +106,14 @@ class RunDirectory:
             raise FileError(f"There is no run directory {path}.")
         if not run._run_file.exists():
             raise FileError(f"{path} is not a run directory: it has no run.json.")
-        run._read()
-        run.config()
+        _refuse_links(path)
+        about, config = run._read(), run.config()
+        for key, twin in IDENTITY.items():
+            if twin in config and config[twin] != about[key]:
+                raise FileError(
+                    f"{path} is damaged: run.json says {key} {about[key]}, but config.yaml says "
+                    f"{twin} {config[twin]}."
+                )
         return run
 
     @property
@@ -113,6 +133,11 @@ class RunDirectory:
                 raise FileError(
                     f"{self._run_file} is damaged: {key} is {value!r}, but must be {words}."
                 )
+        if data["status"] not in STATUSES:
+            raise FileError(
+                f"{self._run_file} is damaged: status is {data['status']!r}, but must be one of "
+                f"{', '.join(STATUSES)}."
+            )
         if (data.get("schema") or 0) > SCHEMA:
             raise FileError(
                 f"{self._run_file} has schema {data['schema']}, but this version reads up to "
@@ -125,7 +150,10 @@ class RunDirectory:
         status = fields.get("status", STATUSES[0])
         if status not in STATUSES:
             raise ForethoughtError(f"status is {status}, but must be one of {', '.join(STATUSES)}.")
-        write_json(self._run_file, {**self._read(), **fields, "updated_utc": utc_now()})
+        data = self._read()
+        # The wall clock may jump back; a run must not seem to end before it began.
+        now = max(utc_now(), str(data.get("updated_utc", "")))
+        write_json(self._run_file, {**data, **fields, "updated_utc": now})
 
     def tag(self, name: str) -> None:
         """Add a tag that lists and reports show, once."""
@@ -136,9 +164,7 @@ class RunDirectory:
     def config(self) -> dict[str, Any]:
         """The whole configuration that the run was started with."""
         try:
-            data = yaml.safe_load(self._config_file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise FileError(f"{self._config_file} could not be read ({error.strerror}).") from error
+            data = presets.parse(read_bytes(self._config_file, MAX_CONFIG_BYTES).decode())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise FileError(f"{self._config_file} is damaged: it is not valid YAML.") from error
         if not isinstance(data, dict):
@@ -147,31 +173,33 @@ class RunDirectory:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Add a line to events.jsonl; a full disk is warned about once and stops nothing."""
-        line = json.dumps({"time_utc": utc_now(), "kind": kind, **fields}, default=str)
         try:
-            with self.events_file.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            self._events.append({"time_utc": utc_now(), "kind": kind, **fields})
         except OSError as error:
             if not self._events_failed:
-                log.warning("%s could not be written (%s).", self.events_file, error.strerror)
+                log.warning(
+                    "%s could not be written (%s); its lines are kept and written later.",
+                    self.events_file,
+                    error.strerror,
+                )
             self._events_failed = True
 
     def events(self) -> list[dict[str, Any]]:
-        """All whole lines of events.jsonl."""
-        if not self.events_file.exists():
-            return []
-        events = []
-        for line in self.events_file.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError):  # a line cut by a kill
-                events.append(json.loads(line))
+        """All whole lines of events.jsonl; says which it ignores."""
+        events, notes = read_events(self.events_file)
+        for note in notes:
+            log.warning("%s", note)
         return events
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Be the one trainer of this run; a living other one is an error, a dead one an event."""
         with Lock(self.path / "lock").hold() as dead:
+            note = self._events.mend()
             if dead is not None:
                 self.event("lock-taken-over", pid=dead.pid, host=dead.host)
+            if note is not None:
+                self.event("events-mended", note=note)
             yield
 
 
@@ -197,6 +225,24 @@ def _git(source: Path, *words: str) -> str:
         ["git", *words], cwd=source.parent, capture_output=True, text=True, timeout=5, check=True
     )
     return asked.stdout.strip()
+
+
+def _refuse_links(path: Path) -> None:
+    """A run writes into its files and clears its folders: none may lie elsewhere, none may block.
+
+    The run directory itself may well be a link.
+    """
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                whole = entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+                if not whole:
+                    raise FileError(
+                        f"{path / entry.name} is a link or no regular file, but a run keeps its "
+                        "own files: put the file itself there, or remove it."
+                    )
+    except OSError as error:
+        raise FileError(f"{path} could not be read ({error.strerror}).") from error
 
 
 def _make(out: Path) -> Path:

@@ -36,6 +36,13 @@ class LiveSink(Protocol):
     def progress(self, agent_steps: int, phase: str) -> None: ...
 
 
+@runtime_checkable
+class VideoSink(Protocol):
+    """A sink that also shows videos; the row has the counters, and the `file` of an mp4."""
+
+    def video(self, row: Row) -> None: ...
+
+
 class GuardedSink:
     """A sink behind a guard: nothing that it raises reaches the caller."""
 
@@ -68,6 +75,11 @@ class GuardedSink:
         """Tell a live sink how far the run is."""
         if self._live is not None and self._started:
             self._call("progress", agent_steps, phase)
+
+    def video(self, row: Row) -> None:
+        """Pass a video on, to a sink that shows such."""
+        if isinstance(self._sink, VideoSink):
+            self._call("video", row)
 
     def close(self) -> None:
         """Close the sink, if it was ever started: a disabled one, too, may hold the terminal."""

@@ -8,6 +8,7 @@ from typing import Any
 from forethought.tracking.columns import Row
 from forethought.tracking.run_directory import RunDirectory
 from forethought.tracking.sinks import numbers
+from forethought.tracking.video import preview
 
 
 class TensorBoardSink:
@@ -29,6 +30,16 @@ class TensorBoardSink:
     def evaluation(self, row: Row) -> None:
         self._write("eval", row)
 
+    def video(self, row: Row) -> None:
+        """A GIF among the images: TensorBoard shows no other kind of video."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        gif, (width, height) = preview(Path(str(row["file"])))
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
+        summary = Summary(value=[Summary.Value(tag="eval/video", image=image)])
+        env_frames = int(numbers(row)["env_frames"])
+        self._at(env_frames).file_writer.add_summary(summary, env_frames)
+
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
@@ -36,11 +47,15 @@ class TensorBoardSink:
     def _write(self, group: str, row: Row) -> None:
         values = numbers(row)
         env_frames = int(values["env_frames"])
+        for name, value in values.items():
+            self._at(env_frames).add_scalar(f"{group}/{name}", value, global_step=env_frames)
+
+    def _at(self, env_frames: int) -> Any:
+        """The writer, opened by what is written first."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
             # After a resume the curve goes on from its first row; what a killed process had
             # written beyond it is dropped.
             self._writer = SummaryWriter(str(self._folder), purge_step=env_frames)
-        for name, value in values.items():
-            self._writer.add_scalar(f"{group}/{name}", value, global_step=env_frames)
+        return self._writer

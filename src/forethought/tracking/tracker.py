@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from forethought.clock import Clock
@@ -93,6 +94,11 @@ class Tracker:
     def evaluation(self, row: Mapping[str, Cell]) -> None:
         """An evaluation has ended."""
         self._write("evaluation", self._lead(row))
+
+    def video(self, file: Path) -> None:
+        """A video of an evaluation was written into the run directory."""
+        for sink in self._sinks:
+            sink.video({**self._leading(), "file": str(file)})
 
     def event(self, kind: str, **fields: Any) -> None:
         """Something worth knowing happened: a line in events.jsonl, with the counters."""

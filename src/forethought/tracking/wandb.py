@@ -55,6 +55,13 @@ class WandbSink:
         self._log_episodes()
         self._log("eval", numbers(row))
 
+    def video(self, row: Row) -> None:
+        import wandb
+
+        self._log_episodes()
+        step = int(numbers(row)["env_frames"])
+        self._run.log({"eval/video": wandb.Video(str(row["file"]), format="mp4")}, step=step)
+
     def close(self) -> None:
         try:
             self._log_episodes()

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from forethought import files
 from forethought.agents import registry
 from forethought.agents.base import Agent
-from forethought.config import EnvConfig, RunConfig, TrainConfig, build_run_config
+from forethought.config import (
+    EnvConfig,
+    ForethoughtError,
+    RunConfig,
+    TrainConfig,
+    build_run_config,
+    diff,
+    to_dict,
+)
 from forethought.envs import VectorEnv, make_env, spec_of
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
 from forethought.tracking import RunDirectory
+from forethought.tracking.video import require_video
 from forethought.training.checkpoint import Checkpoints
 from forethought.training.device import keep_freed_memory, resolve_device, set_threads
+
+log = logging.getLogger("forethought")
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,8 @@ class Parts:
 
 def build_parts(config: RunConfig) -> Parts:
     """The environments and the agent of a run that trains."""
+    if config.eval.video_every_evaluations:
+        require_video("eval.video_every_evaluations")
     set_threads(config.train.threads)
     keep_freed_memory()
     device = resolve_device(config.device)
@@ -37,6 +53,7 @@ def build_parts(config: RunConfig) -> Parts:
         workers=config.env.workers,
         action_repeat=config.env.action_repeat,
         max_episode_steps=config.env.max_episode_steps,
+        timeout_seconds=config.env.timeout_seconds,
     )
     try:
         agent = registry.agent_class(config.agent_name)(
@@ -61,6 +78,26 @@ def read_config(run: RunDirectory) -> RunConfig:
     return build_run_config(name, task, registry.config_class(name), [data])
 
 
+def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
+    """`key: old -> new` where a run's configuration is another than the one a checkpoint was made
+    with. The length of the run and what it tracks are free to change.
+
+    A checkpoint of an older version may not tell, or lack keys, which then had their defaults.
+    """
+    saved = files.read_manifest(checkpoint).meta.get("config")
+    if not isinstance(saved, dict):
+        return []
+    with contextlib.suppress(ForethoughtError):  # a key that no longer exists: compared as it is
+        old = build_run_config(config.agent_name, config.task, type(config.agent), [saved])
+        saved = {**to_dict(old), "task": saved.get("task", config.task)}
+    rows = diff(saved, to_dict(config))
+    return [
+        f"{key}: {old} -> {new}"
+        for key, _, old, new in rows
+        if key != "steps" and not key.startswith("track.")
+    ]
+
+
 def load_agent(
     path: str | Path,
     *,
@@ -75,6 +112,10 @@ def load_agent(
     run = RunDirectory.open(Path(path))
     config = read_config(run)
     folder, _ = Checkpoints(run).find(checkpoint)
+    changes = changed_keys(folder, config)
+    if changes:
+        text = "; ".join(changes)
+        log.warning("config.yaml has changed since %s was written: %s.", folder.name, text)
     agent = registry.agent_class(config.agent_name)(
         task_spec(config.task, config.env),
         config.agent,

@@ -9,13 +9,19 @@
     checkpoints/catalog.json      an index of them
 
 Strategy: a checkpoint on the way that cannot be written warns, is counted and training goes on
-(the loop tries again at the next interval); the last one raises. A loader takes the newest that
-verifies, replay blocks included, and says what it skipped.
+(the loop tries again at the next interval); the last one raises. Nothing is begun for which the
+disk has no room. A loader takes the newest that verifies, replay blocks included, whose content
+makes sense, and says what it skipped. A file in a checkpoint that its manifest does not name is
+never read, and goes with the checkpoint.
 """
 
 from __future__ import annotations
 
-import shutil
+import hashlib
+import json
+import logging
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,9 +31,11 @@ from torch import Tensor
 from forethought import files
 from forethought.agents.base import Agent
 from forethought.config import ConfigError
-from forethought.files import FileError, reach
+from forethought.files import FileError, Manifest, reach
 from forethought.tracking import Catalog, RunDirectory
+from forethought.training.contents import block_hashes, check_for_acting, check_for_resuming
 
+log = logging.getLogger("forethought")
 State = tuple[dict[str, Any], dict[str, Tensor]]
 """JSON and tensors."""
 
@@ -35,11 +43,16 @@ State = tuple[dict[str, Any], dict[str, Tensor]]
 class Checkpoints:
     """The checkpoints of one run directory: the newest `keep`, and the best besides."""
 
-    def __init__(self, run: RunDirectory, keep: int = 1) -> None:
+    def __init__(
+        self, run: RunDirectory, keep: int = 1, config: dict[str, Any] | None = None
+    ) -> None:
+        """`config` is the run's whole configuration, for the manifests of those that are saved."""
         self.run = run
         self.folder = run.checkpoints
         self.keep = keep
+        self.config = config
         self.catalog = Catalog(run.checkpoints)
+        self._size_told = False
 
     def save(
         self, agent: Agent, loop: State, counters: Mapping[str, int], score: float | None
@@ -53,24 +66,46 @@ class Checkpoints:
         path = self.folder / f"step-{step:09d}"
         agent_json, agent_tensors = agent.state()
         replay_json, replay_tensors = agent.replay.state()
-        meta = {**counters, "eval_score": score, "replay_blocks": block_hashes(replay_json)}
-        with files.publish(path, meta) as folder:
+        agent_json = {**agent_json, "replay": replay_json}
+        meta: dict[str, Any] = {
+            **counters,
+            "eval_score": score,
+            "replay_blocks": block_hashes(replay_json),
+        }
+        meta |= agent.origin()
+        if self.config is not None:
+            meta |= {"config": self.config, "config_sha256": config_hash(self.config)}
+        sizes = {
+            "agent_bytes": files.tensor_bytes(agent_tensors) + len(files.json_text(agent_json)),
+            "replay_tail_bytes": files.tensor_bytes(replay_tensors),
+            "loop_bytes": files.tensor_bytes(loop[1]) + len(files.json_text(loop[0])),
+            "manifest_bytes": len(files.json_text(meta)) + 2000,  # and five files' names and hashes
+        }
+        self._tell_size(sizes, agent)
+        with files.publish(path, meta, sum(sizes.values())) as folder:
             files.save_tensors(folder / "agent.safetensors", agent_tensors)
             files.save_tensors(folder / "replay.safetensors", replay_tensors)
             reach(f"save-{step}")
-            files.write_json(folder / "agent.json", {**agent_json, "replay": replay_json})
+            files.write_json(folder / "agent.json", agent_json)
             files.save_tensors(folder / "loop.safetensors", loop[1])
             files.write_json(folder / "loop.json", loop[0])
         self.catalog.add(path, counters["env_frames"], score)
         self._prune()
         return path
 
-    def newest(self) -> tuple[Path, list[str]]:
-        """The newest that can be resumed from, and a sentence for each that was skipped."""
+    def newest(self, unfit: Mapping[str, str] | None = None) -> tuple[Path, list[str]]:
+        """The newest that can be resumed from, and a sentence for each that was skipped.
+
+        `unfit` are those that the caller could not use: why, by name.
+        """
         skipped: list[str] = []
         for path in reversed(files.published(self.folder)):
             try:
-                for name, digest in files.verify(path).meta["replay_blocks"].items():
+                if unfit and path.name in unfit:
+                    raise FileError(unfit[path.name])
+                manifest = files.verify(path)
+                self._check_run(path, manifest)
+                for name, digest in check_for_resuming(path, manifest).items():
                     self._check_block(name, digest)
             except FileError as error:
                 skipped.append(f"Skipped {path.name}: {error}")
@@ -81,16 +116,19 @@ class Checkpoints:
 
     def find(self, which: str) -> tuple[Path, list[str]]:
         """The folder of `latest`, `best` or a number of agent steps, verified; for acting, so
-        replay blocks do not matter. With it, a sentence for each that was skipped."""
+        replay blocks do not matter. With it, a sentence for each that was skipped, also told."""
         if which == "latest":
-            return files.newest_verified(self.folder)
+            path, skipped = files.newest_verified(self.folder, self._check_playable)
+            for reason in skipped:
+                log.warning("%s", reason)
+            return path, skipped
         if which == "best":
             best = self.catalog.best()
             if best is None:
                 raise FileError(f"{self.run.path} has no evaluated checkpoint yet; use latest.")
             path = self.folder / best.path
         elif which.isdigit():
-            path = self.folder / f"step-{int(which):09d}"
+            path = self.folder / f"step-{int(which[:18]):09d}"
             if not path.is_dir():
                 found = ", ".join(str(entry.step) for entry in self.catalog.entries())
                 raise ConfigError(
@@ -98,23 +136,44 @@ class Checkpoints:
                 )
         else:
             raise ConfigError(f"checkpoint is {which}, but must be latest, best or a step.")
-        files.verify(path)
+        self._check_playable(path, files.verify(path))
         return path, []
 
     def needed_blocks(self) -> set[str]:
         """Names of the replay blocks that the checkpoints here need."""
-        paths = [self.folder / entry.path for entry in self.catalog.entries()]
-        return {name for path in paths for name in files.read_manifest(path).meta["replay_blocks"]}
+        needed: set[str] = set()
+        for entry in self.catalog.entries():
+            try:
+                needed |= set(files.read_manifest(self.folder / entry.path).meta["replay_blocks"])
+            except (FileError, KeyError, TypeError) as error:  # damaged: nobody can resume from it
+                note = f"The replay blocks of {entry.path} are not kept for it: {error}"
+                self.run.event("checkpoints-mended", note=note)
+        return needed
 
     def _forget_deleted(self) -> None:
-        """Takes checkpoints that somebody deleted out of the catalog: the others go on as usual."""
+        """Takes checkpoints that somebody deleted out of the catalog: the others go on as usual.
+
+        A catalog that cannot be read is made anew.
+        """
         present = {path.name for path in files.published(self.folder)}
-        gone = {entry.path for entry in self.catalog.entries()} - present
+        try:
+            gone = {entry.path for entry in self.catalog.entries()} - present
+        except FileError:
+            for note in self.catalog.sync():
+                self.run.event("checkpoints-mended", note=note)
+            return
         if gone:
             self.catalog.remove(gone)
         for name in sorted(gone):
             note = f"{name} was taken out of the catalog: it is missing."
             self.run.event("checkpoints-mended", note=note)
+
+    def _tell_size(self, sizes: Mapping[str, int], agent: Agent) -> None:
+        """Once, before the first is written: what a checkpoint takes, and what replay will take."""
+        if not self._size_told:
+            full = agent.replay.bytes_total
+            self.run.event("checkpoint-size", **sizes, replay_bytes_when_full=full)
+        self._size_told = True
 
     def _prune(self) -> None:
         entries, best = self.catalog.entries(), self.catalog.best()
@@ -127,20 +186,33 @@ class Checkpoints:
             # A rename first: half a deletion must not look like a damaged checkpoint.
             hidden = self.folder / f".tmp-pruned-{name}"
             (self.folder / name).rename(hidden)
-            shutil.rmtree(hidden)
+            files.remove(hidden)
+
+    def _check_playable(self, path: Path, manifest: Manifest) -> None:
+        self._check_run(path, manifest)
+        check_for_acting(path, manifest)
+
+    def _check_run(self, path: Path, manifest: Manifest) -> None:
+        """Refuse a checkpoint of another run that was put here."""
+        about, meta = self.run.run_json, manifest.meta
+        here = about["agent"], about["task"]
+        there = meta.get("agent", here[0]), meta.get("task", here[1])  # older ones do not tell
+        if there != here:
+            raise FileError(
+                f"{path} was written by {there[0]} for {there[1]}, but this run is {here[0]} for "
+                f"{here[1]}: use the agent and task that it was trained with."
+            )
 
     def _check_block(self, name: str, digest: str) -> None:
         file = self.run.replay / name
-        if not file.is_file():
+        if re.fullmatch(r"[a-z0-9-]+\.safetensors", name) is None:
+            raise FileError(f"It names a replay block {name[:200]!r}, which lies outside: refused.")
+        if not os.path.lexists(file):
             raise FileError(f"{file} is missing.")
         if files.sha256(file) != digest:
             raise FileError(f"{file} is damaged: its sha256 does not fit.")
 
 
-def block_hashes(replay_json: Mapping[str, Any]) -> dict[str, str]:
-    """sha256 by name of the sealed blocks that a replay's saved state refers to."""
-    return {
-        block["name"]: block["sha256"]
-        for stream in replay_json["streams"]
-        for block in stream["blocks"]
-    }
+def config_hash(config: Mapping[str, Any]) -> str:
+    """The sha256 of a configuration, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

@@ -7,25 +7,31 @@
 Episode j of environment i is reset with the seed of the stream ("env", i, j), so an episode is a
 function of (seed, actions). The seed and the actions of each open episode are saved; on resume
 they are stepped again, and the observation reached must equal the saved one bit for bit.
+
+The strategy for failures (env.on_env_error): halt, or build the environment anew as often as
+`Restarts` allows. A decision that failed is neither stored nor counted; its episode is closed as
+truncated, so that no slice crosses the restart, and the next one begins with the next seed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from forethought.clock import Clock
-from forethought.envs import EpisodeLog, replay_episode
+from forethought.config import EnvConfig
+from forethought.envs import EnvFailure, EpisodeLog, replay_episode
 from forethought.envs.episodes import legal_random, success_of
 from forethought.seeding import numpy_state, restore_numpy
 from forethought.spaces import nested
 from forethought.tracking import Tracker
 from forethought.training.build import Parts
+from forethought.training.restarts import Restarts
 
 Infos = dict[str, Any]
 State = tuple[dict[str, Any], dict[str, Tensor]]
@@ -46,11 +52,19 @@ class OpenEpisode:
 class Collector:
     """The training environments and what is open in them."""
 
-    def __init__(self, parts: Parts, clock: Clock, tracker: Tracker, seed_agent_steps: int) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        clock: Clock,
+        tracker: Tracker,
+        seed_agent_steps: int,
+        config: EnvConfig,
+    ) -> None:
         self.env, self.agent, self.streams = parts.env, parts.agent, parts.streams
         self.clock, self.tracker = clock, tracker
         self.seed_agent_steps = seed_agent_steps
         n = self.env.num_envs
+        self.restarts = Restarts(config.allowed_restarts, n, tracker)
         self.exploration = self.streams.numpy("exploration")
         self.act_state = self.agent.new_state(n, self.streams, "planner")
         # True where the acting state holds nothing of the open episode yet: after a reset, and
@@ -63,26 +77,37 @@ class Collector:
 
     def begin(self) -> None:
         """Starts the first episode of every environment."""
-        self._reset(np.ones(self.env.num_envs, dtype=np.bool_))
+        self._reset(range(self.env.num_envs))
 
     def step(self) -> None:
-        """One decision in every environment: act, step, store, close what ended."""
-        n = self.env.num_envs
+        """One decision in every environment: act, step, store, close what ended or failed."""
         actions = self._actions()
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        self.clock.agent_steps += n
-        self.clock.env_frames += n * self.env.spec_for_agent.action_repeat
-        self._see(obs, infos)
-        for i, episode in enumerate(self.open):
-            action = nested.index(actions, i)
+        steps = self.env.step_each(actions)
+        failures = {i: step for i, step in enumerate(steps) if isinstance(step, EnvFailure)}
+        if failures and not self.restarts.allowed:
+            raise _first_of(failures)
+        carried_out = len(steps) - len(failures)
+        self.clock.agent_steps += carried_out
+        self.clock.env_frames += carried_out * self.env.spec_for_agent.action_repeat
+        over = list(failures)
+        for i, step in enumerate(steps):
+            if isinstance(step, EnvFailure):
+                continue
+            obs, reward, terminated, truncated, info = step
+            self._see(i, obs, info)
+            action, episode = nested.index(actions, i), self.open[i]
             episode.log.add(action)
-            episode.total += float(rewards[i])
-            ends = {"terminated": bool(terminated[i]), "truncated": bool(truncated[i])}
-            self._store(i, action=action, reward=rewards[i], is_first=False, **ends)
-            if terminated[i] or truncated[i]:
-                self._close(i, success=success_of(infos, i), **ends)
-        if np.any(terminated | truncated):
-            self._reset(terminated | truncated)
+            episode.total += reward
+            ends = {"terminated": terminated, "truncated": truncated}
+            self._store(i, action=action, reward=reward, is_first=False, **ends)
+            if terminated or truncated:
+                self.restarts.episode_finished(i)
+                self._close(i, success=success_of(info), **ends)
+                over.append(i)
+        for i, failure in failures.items():
+            self._lose(i)
+            self._rebuild(i, failure)
+        self._reset(sorted(over))
 
     def state(self) -> State:
         """Everything that decides the coming steps."""
@@ -100,14 +125,17 @@ class Collector:
             "act": act_json,
             "first": self.first.tolist(),
             "open": episodes,
+            "restarts": self.restarts.state(),
         }
         return data, tensors
 
     def restore(self, data: dict[str, Any], tensors: dict[str, Tensor]) -> dict[int, str]:
         """Steps the open episodes again; returns the environments whose episode was lost, and why.
 
-        A lost episode ends here, marked as truncated, and the environment's next one begins.
+        A lost episode ends here, marked as truncated, and the environment's next one begins; in a
+        new environment, if this one failed and may be restarted.
         """
+        self.restarts.restore(data.get("restarts"))
         restore_numpy(self.exploration, data["exploration"])
         self.first = np.array(data["first"], dtype=np.bool_)
         self.act_state = self.agent.restore_acting_state(
@@ -120,12 +148,14 @@ class Collector:
             self.open[i] = OpenEpisode(saved["number"], log, saved["total"])
             leaves = {k: v.numpy() for k, v in _below(f"obs/{i}/", tensors).items()}
             reason = replay_episode(self.env, i, log, nested.unflatten(leaves))
-            if reason is not None:
-                lost[i] = reason
-                self.agent.replay.close_episode(i)
-                self._close(i, terminated=False, truncated=True, success=None)
-        # Also when none is lost: nothing is reset then, but all environments show where they are.
-        self._reset(np.isin(np.arange(self.env.num_envs), list(lost)))
+            if reason is None:
+                self._see(i, *self.env.current(i))
+                continue
+            lost[i] = str(reason)
+            self._lose(i)
+            if isinstance(reason, EnvFailure) and self.restarts.allowed:
+                self._rebuild(i, reason)
+        self._reset(list(lost))
         return lost
 
     def _actions(self) -> Any:
@@ -138,12 +168,10 @@ class Collector:
         self.tracker.add(self.agent.acting_statistics(self.act_state))
         return actions
 
-    def _see(self, obs: Any, infos: Infos) -> None:
-        """Takes the batched observations and declared columns apart."""
-        columns = self.env.spec_for_agent.columns
-        for i in range(self.env.num_envs):
-            self.obs[i] = nested.index(obs, i)
-            self.infos[i] = {c.source: infos[c.source][i] for c in columns}
+    def _see(self, i: int, obs: Any, info: Infos) -> None:
+        """Takes an observation, and of the info the declared columns."""
+        self.obs[i] = obs
+        self.infos[i] = {c.source: info[c.source] for c in self.env.spec_for_agent.columns}
 
     def _store(self, i: int, **row: Any) -> None:
         columns = {c.name: self.infos[i][c.source] for c in self.env.spec_for_agent.columns}
@@ -169,13 +197,45 @@ class Collector:
     def _lined_up(self, i: int, number: int) -> OpenEpisode:
         return OpenEpisode(number, EpisodeLog(self.streams.seed("env", i, number)))
 
-    def _reset(self, which: NDArray[np.bool_]) -> None:
-        """Starts the episodes that are lined up in the environments marked in `which`."""
-        seeds = [episode.log.seed for episode in self.open]
-        self._see(*self.env.reset(seed=seeds, options={"reset_mask": which}))
-        self.first = self.first | which
-        for i in np.flatnonzero(which).tolist():
-            self._store(i, terminated=False, truncated=False, is_first=True)
+    def _reset(self, which: Iterable[int]) -> None:
+        """Starts the episodes that are lined up in these environments; where that fails and a
+        restart is allowed, the next ones."""
+        waiting = list(which)
+        while waiting:
+            answers = self.env.reset_each({i: self.open[i].log.seed for i in waiting})
+            waiting = []
+            for i, answer in answers.items():
+                if isinstance(answer, EnvFailure):
+                    self._rebuild(i, answer)
+                    self.open[i] = self._lined_up(i, self.open[i].number + 1)
+                    waiting.append(i)
+                    continue
+                self._see(i, *answer)
+                self.first[i] = True
+                self._store(i, terminated=False, truncated=False, is_first=True)
+
+    def _lose(self, i: int) -> None:
+        """Ends the open episode of environment i where it is, as truncated."""
+        self.agent.replay.close_episode(i)
+        self._close(i, terminated=False, truncated=True, success=None)
+
+    def _rebuild(self, i: int, failure: EnvFailure) -> None:
+        """A new environment i, however often it takes; the failure where that is too often."""
+        while True:
+            self.restarts.count(i, failure)
+            try:
+                self.env.rebuild(i)
+                return
+            except EnvFailure as again:
+                failure = again
+
+
+def _first_of(failures: dict[int, EnvFailure]) -> EnvFailure:
+    """The failure to raise, with a note about each other one of the same step."""
+    first, *others = failures.values()
+    for other in others:
+        first.add_note(f"In the same step: {other}")
+    return first
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -19,8 +19,9 @@ from forethought import config as conf
 from forethought import files
 from forethought.agents.base import Agent, AgentPolicy
 from forethought.config import EnvConfig
-from forethought.envs import VectorEnv, make_env
+from forethought.envs import EpisodeLog, VectorEnv, make_env
 from forethought.envs.episodes import Played, Policy, legal_random, run_episodes
+from forethought.envs.film import Recording
 from forethought.seeding import Streams
 from forethought.spaces import EnvSpec
 from forethought.tracking import RunDirectory
@@ -208,6 +209,8 @@ class Evaluator:
         self.episodes = episodes
         self.tell = tell
         self._env: VectorEnv | None = None
+        self.recorded: EpisodeLog | None = None
+        """The first episode of the last evaluation, if that was to be recorded."""
 
     @property
     def env(self) -> VectorEnv:
@@ -219,12 +222,20 @@ class Evaluator:
                 min(self.episodes, PARALLEL_ENVS),
                 action_repeat=self.config.action_repeat,
                 max_episode_steps=limit,
+                timeout_seconds=self.config.timeout_seconds,
             )
         return self._env
 
-    def agent(self, agent: Agent, index: int, **polls: Callable[..., Any]) -> EvalResult:
+    def agent(
+        self, agent: Agent, index: int, record: bool = False, **polls: Callable[..., Any]
+    ) -> EvalResult:
         """Evaluation `index` of an agent; `polls` are those of the episode runner."""
-        return self._play(AgentPolicy(agent, self.streams, index), agent.name, index, **polls)
+        policy: Policy = AgentPolicy(agent, self.streams, index)
+        self.recorded = None
+        if record:
+            self.recorded = EpisodeLog(self.streams.seed("eval", index, 0))
+            policy = Recording(policy, self.recorded)
+        return self._play(policy, agent.name, index, **polls)
 
     def random(self, **polls: Callable[..., Any]) -> EvalResult:
         """Random play: evaluation 0."""
@@ -251,9 +262,9 @@ def evaluate_target(
     *,
     policy: str | None = None,
     episodes: int = 10,
-    checkpoint: str = "latest",
+    checkpoint: str | None = None,
     seed: int | None = None,
-    device: str = "auto",
+    device: str | None = None,
     tell: Callable[[int, int], None] | None = None,
 ) -> EvalResult:
     """Plays episodes of a run's agent, or of random play in a task or in a run's environments.
@@ -277,16 +288,21 @@ def evaluate_target(
     policy = names[0] if policy is None else policy
     if policy not in names:
         raise conf.unknown("policy", policy, names, f"Here there is: {', '.join(names)}.")
+    if policy == "random":
+        for key, value in (("checkpoint", checkpoint), ("device", device)):
+            rule = "left out: it has no effect on random play"
+            conf.require(value is None, key, value, rule)
+    which = checkpoint or "latest"
     evaluator = Evaluator(task, env, Streams(seed), episodes, tell)
     place = None if run is None else str(run.path)
     try:
         if run is None or policy == "random":
             return replace(evaluator.random(), run=place, seed=seed)
         # By its step from here on: a run in training may save a newer one meanwhile.
-        folder, _ = Checkpoints(run).find(checkpoint)
+        folder, _ = Checkpoints(run).find(which)
         step = int(files.read_manifest(folder).meta["agent_steps"])
-        agent = load_agent(target, checkpoint=str(step), device=device)
+        agent = load_agent(target, checkpoint=str(step), device=device or "auto")
         result = evaluator.agent(agent, 0)
-        return replace(result, run=place, checkpoint=checkpoint, checkpoint_step=step, seed=seed)
+        return replace(result, run=place, checkpoint=which, checkpoint_step=step, seed=seed)
     finally:
         evaluator.close()

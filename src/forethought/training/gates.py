@@ -2,7 +2,8 @@
 
 - An update with a non-finite loss, Q or gradient is skipped by the agent, which says so by its
   metric `nonfinite`, and counted here; the 101st in a row halts the run. One bad batch is
-  survivable; a hundred in a row are not, and going on would only burn time.
+  survivable; a hundred in a row are not, and going on would only burn time. The first one told
+  and the one that halts leave a dump.
 - Any other metric that is not finite warns, at most once per 1000 updates: the update was made.
 - A gradient norm over 1000 warns, at most once per 1000 updates.
 - Three evaluations in a row below best - 0.5 (best - random) tag the run `needs-inspection`. The
@@ -38,6 +39,8 @@ class Alarm:
     """The run must stop now."""
     tag: str | None = None
     """A tag for run.json."""
+    dump: bool = False
+    """Worth a dump: what caused it is still in memory."""
 
 
 @dataclass
@@ -100,42 +103,39 @@ class Gates:
                 f"Training diverged: {self.nonfinite_in_a_row} updates in a row were not "
                 f"finite{where}, the last at update {updates}."
             )
-            return [Alarm("diverged", message, halt=True)]
-        if updates - self.last_nonfinite_warning < WARNING_PERIOD:
-            return []
-        self.last_nonfinite_warning = updates
+            return [Alarm("diverged", message, halt=True, dump=True)]
         message = (
             f"Update {updates} was skipped: it was not finite{where} "
             f"({self.nonfinite_total} so far in this run)."
         )
-        return [Alarm("nonfinite-update", message)]
+        return self._rarely("nonfinite", updates, Alarm("nonfinite-update", message, dump=True))
 
     def _metrics(self, bad: list[str], updates: int) -> list[Alarm]:
         if not bad:
             return []
         self.metric_alarms += 1
-        if updates - self.last_metric_warning < WARNING_PERIOD:
-            return []
-        self.last_metric_warning = updates
         message = (
             f"Update {updates} was made, but is not finite in {', '.join(bad)} "
             f"({self.metric_alarms} such updates so far)."
         )
-        return [Alarm("nonfinite-metric", message)]
+        return self._rarely("metric", updates, Alarm("nonfinite-metric", message))
 
     def _norms(self, metrics: Mapping[str, float], updates: int) -> list[Alarm]:
         norms = {n: x for n, x in metrics.items() if "grad_norm" in n and math.isfinite(x)}
-        if not norms:
-            return []
-        name = max(norms, key=lambda key: norms[key])
-        if norms[name] <= GRADIENT_NORM_LIMIT:
+        name = max(norms, key=lambda key: norms[key], default="")
+        if not norms or norms[name] <= GRADIENT_NORM_LIMIT:
             return []
         self.norm_alarms += 1
-        if updates - self.last_norm_warning < WARNING_PERIOD:
-            return []
-        self.last_norm_warning = updates
         message = (
             f"{name} is {norms[name]:.4g} at update {updates}, over {GRADIENT_NORM_LIMIT:g} "
             f"({self.norm_alarms} such updates so far)."
         )
-        return [Alarm("gradient-norm", message)]
+        return self._rarely("norm", updates, Alarm("gradient-norm", message))
+
+    def _rarely(self, what: str, updates: int, alarm: Alarm) -> list[Alarm]:
+        """The alarm, unless the last one of its kind is less than WARNING_PERIOD updates old."""
+        field = f"last_{what}_warning"
+        if updates - getattr(self, field) < WARNING_PERIOD:
+            return []
+        setattr(self, field, updates)
+        return [alarm]

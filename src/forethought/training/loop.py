@@ -20,13 +20,16 @@ from pathlib import Path
 import yaml
 
 from forethought import files
-from forethought.config import ConfigError, RunConfig, to_dict
+from forethought.agents.base import Agent
+from forethought.config import ConfigError, ForethoughtError, RunConfig, to_dict
 from forethought.envs.episodes import EvaluationInterrupted
 from forethought.files import FileError
 from forethought.tracking import RunDirectory, make_sinks
-from forethought.training.build import build_parts, read_config
+from forethought.training.build import build_parts, changed_keys, read_config
 from forethought.training.checkpoint import Checkpoints
-from forethought.training.signals import Stop
+from forethought.training.contents import try_out
+from forethought.training.dump import DUMPS
+from forethought.training.signals import AS_IT_WAS, NOT_BEGUN, Interrupted, Stop
 from forethought.training.trainer import Trainer
 
 log = logging.getLogger("forethought")
@@ -50,65 +53,121 @@ class Run:
 
 def train_run(config: RunConfig, out: Path | None = None) -> Run:
     """Trains an agent from the start, in a new run directory."""
-    sinks = make_sinks(config.track, config.steps)
     with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(Stop(NOT_BEGUN))
+        sinks = make_sinks(config.track, config.steps)
         parts = build_parts(config)
         stack.callback(parts.env.close)
+        stop.politely()
         run = RunDirectory.create(out, to_dict(config), config.agent_name, config.task, config.seed)
         stack.enter_context(run.lock())
         trainer = Trainer(config, run, parts, sinks)
-        return _carry_out(trainer, None)
+        return _carry_out(trainer, None, stop)
 
 
-def resume_run(path: Path, steps: int | None = None) -> Run:
-    """Continues a run where its newest whole checkpoint left it; `steps` is the new total."""
+def resume_run(path: Path, steps: int | None = None, override: bool = False) -> Run:
+    """Continues a run where its newest whole checkpoint left it; `steps` is the new total.
+
+    With `override` changes in config.yaml are taken over; else they are refused.
+    """
     run = RunDirectory.open(Path(path))
     with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(Stop(AS_IT_WAS))
         stack.enter_context(run.lock())
         config = read_config(run)
         checkpoints = Checkpoints(run)
         for note in (*files.recover(run.checkpoints), *checkpoints.catalog.sync()):
             run.event("checkpoints-mended", note=note)
         folder, skipped = checkpoints.newest()
-        for reason in skipped:
-            log.warning("%s", reason)
-            run.event("checkpoint-skipped", reason=reason)
+        changes = changed_keys(folder, config)
+        if changes and not override:
+            raise ConfigError(
+                f"{run.path / 'config.yaml'} has changed since {folder.name} was written; put the "
+                f"old values back, or accept the new ones with --override: {'; '.join(changes)}."
+            )
         at = int(files.read_manifest(folder).meta["agent_steps"])
         if steps is not None and steps < at and steps != config.steps:
             raise ConfigError(
                 f"steps is {steps}, but the run already stands at {at}; give a greater total."
             )
         if run.run_json["status"] == "done" and (steps or config.steps) <= at:
+            _tell_skipped(run, skipped)
             print(f"{run.path} is complete at {at} agent steps; --steps TOTAL takes it further.")
-            score = files.read_json(folder / "loop.json")["score"]
+            score = files.read_json(folder / "loop.json").get("score")
             return Run(run.path, "done", 0, at, score, run.run_json.get("random_score"))
-        if steps is not None and steps != config.steps:
-            config = replace(config, steps=steps)
-            text = yaml.safe_dump(to_dict(config), sort_keys=False)
-            files.write_text_atomic(run.path / "config.yaml", text)
+        was, config = config, replace(config, steps=steps or config.steps)
         parts = build_parts(config)
         stack.callback(parts.env.close)
+        folder, skipped = _newest_that_fits(checkpoints, parts.agent)
+        _tell_skipped(run, skipped)
+        _tell_versions(run, folder)
+        if changes:
+            run.event("configuration-overridden", checkpoint=folder.name, changes=changes)
+        if config != was:
+            text = yaml.safe_dump(to_dict(config), sort_keys=False)
+            files.write_text_atomic(run.path / "config.yaml", text)
         trainer = Trainer(config, run, parts, make_sinks(config.track, config.steps))
-        return _carry_out(trainer, folder)
+        return _carry_out(trainer, folder, stop)
 
 
-def _carry_out(trainer: Trainer, checkpoint: Path | None) -> Run:
+def _newest_that_fits(checkpoints: Checkpoints, agent: Agent) -> tuple[Path, list[str]]:
+    """The newest checkpoint that the agent can be restored from, and why newer ones cannot."""
+    unfit: dict[str, str] = {}
+    while True:
+        folder, skipped = checkpoints.newest(unfit)
+        try:
+            try_out(folder, agent, checkpoints.run.replay)
+        except ForethoughtError as error:
+            unfit[folder.name] = str(error)
+        else:
+            return folder, skipped
+
+
+def _tell_skipped(run: RunDirectory, skipped: list[str]) -> None:
+    for reason in skipped:
+        log.warning("%s", reason)
+        run.event("checkpoint-skipped", reason=reason)
+
+
+def _tell_versions(run: RunDirectory, folder: Path) -> None:
+    """Says once when other versions of packages wrote the checkpoint."""
+    old, new = files.read_manifest(folder).versions, files.versions()
+    changes = [
+        f"{name} {old.get(name)} -> {new.get(name)}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    if changes:
+        text = "; ".join(changes)
+        log.warning("%s was written by other versions; the run may not be exact: %s", folder, text)
+        run.event("versions-changed", checkpoint=folder.name, changes=changes)
+
+
+def _carry_out(trainer: Trainer, checkpoint: Path | None, stop: Stop) -> Run:
     """Begins or restores, trains, saves, and leaves the run's status behind."""
-    run = trainer.run
+    run, cut_short = trainer.run, False
     try:
-        with Stop() as stop:
-            if checkpoint is None:
-                trainer.begin()
-            else:
+        if checkpoint is None:
+            trainer.begin()
+        else:
+            with files.content_of(checkpoint):
                 trainer.restore(checkpoint)
-            run.update(status="running")
-            _say_hello(trainer, checkpoint)
-            trainer.warn_if_idle()
-            trainer.tracker.start()
-            status = _train(trainer, stop)
-            trainer.save()  # the last one: a failure here raises
-            if status != "interrupted":
-                trainer.finish()
+            _say_if_diverged(trainer)
+            stop.politely()
+        run.update(status="running")
+        _say_hello(trainer, checkpoint)
+        trainer.warn_if_idle()
+        trainer.tracker.start()
+        status = _train(trainer, stop)
+        stop.settle()
+        trainer.save()  # the last one: a failure here raises
+        if status != "interrupted":
+            trainer.finish()
+        run.update(status=status)
+    except Interrupted:
+        # What is in memory is half a step or half restored: the newest checkpoint stands.
+        status, cut_short = "interrupted", True
+        with contextlib.suppress(FileError):
             run.update(status=status)
     except BaseException as error:
         # The disk may be what failed; then the first error is the one to show.
@@ -116,10 +175,11 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None) -> Run:
             run.update(status="failed", error=f"{type(error).__name__}: {error}")
         raise
     finally:
+        stop.settle()
         trainer.close()
     exit_code = {"done": 0, "diverged": 3, "interrupted": stop.exit_code}[status]
     trainer.tracker.event(status)
-    _say_farewell(trainer, status)
+    _say_farewell(trainer, status, cut_short)
     return Run(
         run.path,
         status,
@@ -163,7 +223,8 @@ def _train(trainer: Trainer, stop: Stop) -> str:
             if finished:
                 return "done"
             if due or (best and t.save_every.period):
-                t.try_save()
+                with stop.unhurried():
+                    t.try_save()
 
             # 5. Step every environment once.
             if stop:
@@ -189,12 +250,29 @@ def _say_hello(trainer: Trainer, checkpoint: Path | None) -> None:
         print("\n".join(lines), file=sys.stderr)
 
 
-def _say_farewell(trainer: Trainer, status: str) -> None:
+def _say_if_diverged(trainer: Trainer) -> None:
+    """Whoever resumes a diverged run learns what to expect; its counters are as they were."""
+    if trainer.run.run_json["status"] == "diverged":
+        log.warning(
+            "This run diverged at %d agent steps (see %s); it goes on from there, and the next "
+            "update that is not finite halts it again.",
+            trainer.clock.agent_steps,
+            trainer.run.path / DUMPS,
+        )
+
+
+def _say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
     path, steps = trainer.run.path, trainer.clock.agent_steps
-    if status == "interrupted":
-        text = f"Stopped at {steps} agent steps. Continue with: forethought resume {path}"
+    again = f"Continue with: forethought resume {path}"
+    saved = files.published(trainer.run.checkpoints)
+    if cut_short and saved:
+        text = f"Stopped without a new checkpoint; the newest is {saved[-1].name}. {again}"
+    elif cut_short:
+        text = f"Stopped before the first checkpoint: nothing was begun, {path} can be deleted."
+    elif status == "interrupted":
+        text = f"Stopped at {steps} agent steps. {again}"
     elif status == "diverged":
-        text = f"Diverged at {steps} agent steps; see {path / 'dumps'} and {path / 'events.jsonl'}."
+        text = f"Diverged at {steps} agent steps; see {path / DUMPS} and {path / 'events.jsonl'}."
     else:
         score, random = trainer.score, trainer.gates.random_score
         text = f"Done: mean return {score:.6g} (random play {random:.6g}) in {path}"

@@ -1,33 +1,68 @@
 """Signals: the first asks the run to stop cleanly, the second ends the process at once.
 
-A handler does no work of its own: it sets a flag, which the loop polls between steps, between the
-updates of a burst and between the steps of an evaluation. So a checkpoint is never written from
-inside a signal handler, at a moment when half a step is done.
+What the first one does depends on what there is to lose:
+
+- Before a run begins and while it is restored, everything is on the disk: `Interrupted` is raised
+  at once, with a sentence that says how things stand.
+- While it trains, the handler only sets a flag, which the loop polls between steps, between the
+  updates of a burst and between the steps of an evaluation. So a checkpoint is never written from
+  inside a signal handler, at a moment when half a step is done.
+- If nobody polls for `GRACE_SECONDS` (an environment hangs), the step under way is given up and
+  the newest checkpoint is what the run goes on from. Writing a checkpoint is never given up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143}
 """Schedulers announce the end of a time slice by SIGUSR1; for the caller that is a termination."""
+GRACE_SECONDS = 3.0
+"""How long the step under way may take after a signal: with the end of the environments and the
+checkpoint it must stay within the ten seconds that schedulers give at least."""
+NOT_BEGUN = "stopped before the run began; nothing was written"
+AS_IT_WAS = "stopped while the run was being restored; its checkpoints are as they were"
+SHOW_CURSOR = b"\x1b[?25h"
+
+
+class Interrupted(SystemExit):
+    """A signal ended the work where it stood; unhandled, the process ends with its exit code."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(EXIT_CODES[name])
+        self.signal = name
 
 
 class Stop:
     """The flag, and the handlers that set it while the block lasts.
 
-    Outside the main thread Python allows no handlers; there only `request` sets the flag.
+    With `last_words` a signal does not wait to be polled: the words are said and `Interrupted` is
+    raised, until `politely` is called. Outside the main thread Python allows no handlers; there
+    only `request` sets the flag.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, last_words: str | None = None) -> None:
         self.signal: str | None = None
+        self._last_words = last_words
         self._previous: dict[int, Any] = {}
+        self._signalled, self._over = threading.Event(), threading.Event()
+        self._armed = False
+        """A signal came, and nobody has polled since."""
+        self._expired = False
+        """The grace is over: the next signal is the watcher's."""
+        self._unhurried = 0
+        self._settled = False
 
     def __bool__(self) -> bool:
+        """Whether to stop; who asks has nothing half done, so the grace needs no end."""
+        if self.signal is not None:
+            self._armed = False
         return self.signal is not None
 
     @property
@@ -39,12 +74,30 @@ class Stop:
         """Asks for the stop, as the signal of this name would."""
         self.signal = name
 
+    def politely(self) -> None:
+        """From here on a signal sets the flag, for there is something to save."""
+        self._last_words = None
+
+    def settle(self) -> None:
+        """From here on a signal is only noted: what is left ends by itself."""
+        self._armed, self._settled = False, True
+
+    @contextlib.contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Work that must not be given up half-way, however long it takes."""
+        self._unhurried += 1
+        try:
+            yield
+        finally:
+            self._unhurried -= 1
+
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for name in EXIT_CODES:
-                number = getattr(signal, name, None)  # no SIGUSR1 on Windows
-                if number is not None:
-                    self._previous[number] = signal.signal(number, self._handle)
+                number = getattr(signal, name)
+                self._previous[number] = signal.signal(number, self._handle)
+            # Made here, for a handler must not start threads.
+            threading.Thread(target=self._watch, name="grace", daemon=True).start()
         return self
 
     def __exit__(
@@ -56,12 +109,49 @@ class Stop:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+        self._over.set()
+        self._signalled.set()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
+        if self._expired:
+            self._expired = False
+            self._give_up(name)
+            return
         if self.signal is not None:
-            os.write(2, b"second signal: leaving at once\n")
+            _say("second signal: leaving at once")
             os._exit(EXIT_CODES[name])
         self.signal = name
-        # os.write, because print inside a handler may re-enter a stream that is being written.
-        os.write(2, f"\n{name}: saving, then stopping (once more: leave at once)\n".encode())
+        if self._last_words is not None:
+            _say(f"{name}: {self._last_words}")
+            raise Interrupted(name)
+        _say(f"{name}: saving, then stopping (once more: leave at once)")
+        self._armed = not self._settled
+        self._signalled.set()
+
+    def _watch(self) -> None:
+        """Waits for a signal, then for the end of the grace; runs in a thread of its own."""
+        self._signalled.wait()
+        while not self._over.wait(GRACE_SECONDS):
+            if self._armed and not self._unhurried and self.signal is not None:
+                self._expired = True
+                # Exceptions can be raised in the main thread only by a handler, at once only there.
+                number = getattr(signal, self.signal)
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
+                return
+
+    def _give_up(self, name: str) -> None:
+        if self._armed:  # else it was polled just now
+            self._armed = False
+            _say(f"{name}: the step under way takes too long and is given up")
+            raise Interrupted(name)
+
+
+def _say(text: str) -> None:
+    """A line on the screen, on one of its own even after a status line.
+
+    os.write, because print inside a handler may re-enter a stream that is being written.
+    """
+    cursor = SHOW_CURSOR if os.isatty(2) else b""  # the status line hides it
+    with contextlib.suppress(OSError):  # nobody may be listening any more
+        os.write(2, cursor + f"\n{text}\n".encode())

@@ -9,6 +9,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from forethought.tracking import RunDirectory, Sink, Tracker
 from forethought.training.build import Parts, seed_phase
 from forethought.training.checkpoint import Checkpoints, State
 from forethought.training.collect import Collector
+from forethought.training.dump import DUMPS, keep_first_and_newest, write_dump
 from forethought.training.evaluate import EvalResult, Evaluator
 from forethought.training.gates import Alarm, Gates
 from forethought.training.signals import Stop
+from forethought.training.videos import EvaluationVideos
 
 log = logging.getLogger("forethought")
 
@@ -42,9 +45,10 @@ class Trainer:
             config.train.updates_per_agent_step, seed_agent_steps, seed_updates
         )
         self.tracker = Tracker(run, sinks, self.clock, self.agent.metric_names)
-        self.collector = Collector(parts, self.clock, self.tracker, seed_agent_steps)
+        self.collector = Collector(parts, self.clock, self.tracker, seed_agent_steps, config.env)
         self.evaluator = Evaluator(config.task, config.env, parts.streams, config.eval.episodes)
-        self.checkpoints = Checkpoints(run, config.train.keep_checkpoints)
+        self.videos = EvaluationVideos(config, self.tracker)
+        self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, to_dict(config))
         self.gates = Gates()
         self.log_every = Every(config.track.every_agent_steps)
         self.eval_every = Every(config.eval.every_agent_steps)
@@ -82,10 +86,8 @@ class Trainer:
         self.recent.append(metrics)
         self.tracker.add(metrics)
         self.tracker.tick(self._learning())
-        halted = self._sound(self.gates.after_update(metrics, self.clock.updates))
-        if halted:
-            with self._going_on("The dump"):
-                self._dump()
+        alarms = self.gates.after_update(metrics, self.clock.updates)
+        halted = self._sound(self._dump(alarm) if alarm.dump else alarm for alarm in alarms)
         reach(f"update-{self.clock.updates}")
         return halted
 
@@ -99,13 +101,17 @@ class Trainer:
     def evaluate(self, stop: Stop) -> bool:
         """The pending evaluation; True when its score is the best so far."""
         index = self.evaluations + 1
-        result = self.evaluator.agent(self.agent, index, **self._polls(stop, index))
+        filmed = self.videos.due(index)
+        result = self.evaluator.agent(self.agent, index, filmed, **self._polls(stop, index))
         self.evaluations, self.evaluation_pending = index, False
         self.score, self.scored_at = result.mean, self.clock.agent_steps
         best = self.gates.best_score is None or result.mean > self.gates.best_score
         self.tracker.evaluation({"evaluation_index": index, **result.row()})
         self._tell_failures(result)
         self._sound(self.gates.after_evaluation(result.mean))
+        if self.evaluator.recorded is not None:
+            polls = {"stop": lambda: bool(stop), "on_step": lambda: self.tracker.tick("filming")}
+            self.videos.film(self.evaluator.recorded, result, self.clock.agent_steps, polls)
         return best
 
     def play_randomly(self, stop: Stop) -> None:
@@ -278,20 +284,19 @@ class Trainer:
                 "write-failed", what=what, reason=str(error), failures=self.write_failures
             )
 
-    def _dump(self) -> None:
-        """What helps to find why a run diverged."""
-        folder = self.run.path / "dumps"
-        folder.mkdir(exist_ok=True)
-        recent = [
-            {name: value if math.isfinite(value) else repr(value) for name, value in row.items()}
-            for row in self.recent
-        ]
-        files.write_json(
-            folder / f"diverged-{self.clock.updates:09d}.json",
-            {
-                "clock": self.clock.row(),
-                "gates": self.gates.state(),
-                "recent_updates": recent,
-                "config": to_dict(self.config),
-            },
-        )
+    def _dump(self, alarm: Alarm) -> Alarm:
+        """Writes down what helps to find the cause; the alarm that says where it is."""
+        kind = "diverged" if alarm.halt else "nonfinite"
+        folder = self.run.path / DUMPS / f"{kind}-{self.clock.updates:09d}"
+        about = {
+            "alarm": alarm.message,
+            "clock": self.clock.row(),
+            "gates": self.gates.state(),
+            "recent_updates": list(self.recent),
+            "config": to_dict(self.config),
+        }
+        with self._going_on("The dump"):
+            write_dump(folder, self.agent, about)
+            keep_first_and_newest(folder.parent, kind)
+            return replace(alarm, message=f"{alarm.message} A dump of it is in {folder}.")
+        return alarm

@@ -20,6 +20,7 @@ from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch
 from forethought.clock import Constant, Cosine, Linear, Schedule
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
 from forethought.maths import discount_for
+from forethought.nets.health import health
 from forethought.nets.kernels import native_kernels
 from forethought.nets.layers import use_kernels
 from forethought.nets.optimisers import adam, optimiser_tensors, restore_optimiser
@@ -180,6 +181,7 @@ class TDMPC2(Agent):
         """One gradient step on the given slices."""
         self._set_rates()
         self.updates += 1
+        self.last_batch = batch
         tensors = TensorBatch(batch.obs.float(), batch.action, batch.reward, batch.terminated)
         with autocast(self.config.precision, self.device):
             return self.learner.update(tensors, noise)
@@ -189,6 +191,27 @@ class TDMPC2(Agent):
         for optimiser in (self.learner.optimiser, self.learner.policy_optimiser):
             for group in optimiser.param_groups:
                 group["lr"] = group["base_lr"] * factor
+
+    def diagnostics(self) -> tuple[Json, Tensors]:
+        """Beside the batch: every part, the running scale of Q and the learning rates.
+
+        After a skipped model step the policy's gradients are those of an update before.
+        """
+        json, batch = super().diagnostics()
+        learner = self.learner
+        owners = dict.fromkeys(PARTS, learner.optimiser) | {"policy": learner.policy_optimiser}
+        parts = {
+            name: health(part.parameters(), optimiser)
+            for name, optimiser in owners.items()
+            if (part := getattr(self.model, name)) is not None
+        }
+        parts["target_q"] = health(self.model.target_q.parameters(), learner.optimiser)
+        rates = {
+            name: [group["lr"] for group in optimiser.param_groups]
+            for name, optimiser in _optimisers(learner)
+        }
+        own = {"updates": self.updates, "gamma": self.gamma, "learning_rates": rates}
+        return {**own, "q_scale": learner.scale.value.item(), "parts": parts, **json}, batch
 
     def log_architecture(self) -> dict[str, int]:
         counts = {
@@ -221,7 +244,7 @@ class TDMPC2(Agent):
         names, learner = _names(self.model), self.learner
         for kind, optimiser in _optimisers(learner):
             restore_optimiser(optimiser, names, _below(kind, tensors))
-        learner.scale.value = tensors["q_scale"].to(self.device)
+        learner.scale.value.copy_(tensors["q_scale"])
         self.update_stream.set_state(tensors["update_stream"].cpu())
 
 

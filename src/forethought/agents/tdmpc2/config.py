@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from forethought.config import require
+from forethought.config import refuse_idle, require
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,11 @@ class LearningRates:
 class TDMPC2Config:
     """TD-MPC2: a latent world model, learned from replay and planned in by MPPI."""
 
+    idle: ClassVar[dict[tuple[str, Any], tuple[str, ...]]] = {
+        ("mpc", False): ("planner",),
+        ("episodic", False): ("lr.termination", "termination_coef"),
+    }
+    """Keys without effect while a switch has a value."""
     model: ModelConfig = field(default_factory=ModelConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     lr: LearningRates = field(default_factory=LearningRates)
@@ -326,6 +331,7 @@ class TDMPC2Config:
             self.log_std_min < self.log_std_max,
             f"below agent.log_std_max ({self.log_std_max})",
         )
+        refuse_idle(self, "agent")
         if isinstance(self.returns, NStep):
             require(
                 self.returns.n <= self.horizon,

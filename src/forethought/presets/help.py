@@ -1,0 +1,94 @@
+"""Help on the terminal: the overview of the commands, and the flags of one of them.
+
+tyro draws the flags from the docstrings of the configuration's fields. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass, make_dataclass
+from typing import Annotated, Any, Literal, TextIO
+
+from forethought import config as conf
+
+
+def wanted(tokens: Sequence[str]) -> bool:
+    """Whether a command line asks for help."""
+    return "-h" in tokens or "--help" in tokens
+
+
+def show_overview(commands: Mapping[str, tuple[str, str]], stream: TextIO) -> int:
+    """Every command by name: what follows it, and what it is for. Returns the exit code."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    for name, (usage, about) in commands.items():
+        table.add_row(f"[bold]{name}[/] {usage}", about)
+    console = Console(file=stream, highlight=False)
+    console.print("usage: [bold]forethought[/] COMMAND ...   (COMMAND --help explains each)\n")
+    console.print("Agents that learn a model of their world, plan in it, and are checked.\n")
+    console.print(Panel(table, title="commands", title_align="left", border_style="dim"))
+    console.print("\nforethought train tdmpc2 dmc:cartpole-swingup --preset tdmpc2_small --seed 1")
+    return 0 if stream is sys.stdout else 2
+
+
+def show(command: str, about: str, options: list[Any]) -> int:
+    """Draws a command's help; the values shown as defaults are those after presets and file."""
+    import tyro
+
+    default = _for_help(options)
+    try:
+        tyro.cli(
+            type(default),
+            default=default,
+            prog=f"forethought {command}",
+            description=f"{about[0].upper()}{about[1:]}.",
+            args=["--help"],
+            use_underscores=True,
+        )
+    except SystemExit as shown:
+        return int(shown.code or 0)
+    return 0
+
+
+def _for_help(parts: list[Any]) -> Any:
+    """One dataclass instance with the fields of all parts, as tyro needs it to draw the help.
+
+    Subclasses keep the docstrings. Groups are narrowed to the classes they have here, selectors
+    become choices, and no rules run, for the values shown were checked already.
+    """
+    import tyro
+
+    shown: list[tuple[str, Any]] = []
+    values: dict[str, Any] = {}
+    for part in parts:
+        for name, annotation in conf.field_types(type(part)).items():
+            value = getattr(part, name)
+            members = conf.union_members(annotation)
+            if members and value is not None:
+                text = f"Which {name}; --help beside a choice shows that one's own options."
+                arg = tyro.conf.arg(name=name, help=text)
+                shown.append((f"{name}_kind", Annotated[Literal[tuple(members)], arg]))
+                values[f"{name}_kind"] = value.kind
+            if name == "preset":
+                shown.append((name, Annotated[annotation, tyro.conf.UseAppendAction]))
+            if is_dataclass(value):
+                values[name] = _for_help([value])
+                about = tyro.conf.arg(help=type(value).__doc__)
+                shown.append((name, Annotated[type(values[name]), about]))
+            else:
+                values[name] = value
+                if name in ("agent_name", "task", "agent"):  # words, or not known yet
+                    shown.append((name, Annotated[annotation, tyro.conf.Suppress]))
+    cls = make_dataclass(
+        type(parts[-1]).__name__,
+        shown,
+        bases=tuple(type(part) for part in parts),
+        namespace={"__post_init__": lambda self: None},
+        frozen=True,
+        kw_only=True,
+    )
+    return cls(**values)

@@ -1,0 +1,127 @@
+"""Watching an agent: episodes filmed into a file, or shown in a window while they are played.
+
+The episodes are those of `evaluate`, one after the other in one environment, played by the one
+episode runner. A video has one picture per decision and runs at the task's own speed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from forethought import files
+from forethought.agents.base import AgentPolicy
+from forethought.config import ConfigError, EnvConfig
+from forethought.envs import TaskEnv, VectorEnv, make_single
+from forethought.envs.episodes import Played, Policy, run_episodes
+from forethought.envs.film import FilmedEnv, Shot
+from forethought.seeding import Streams
+from forethought.tracking import RunDirectory
+from forethought.tracking.video import check_file, write_video
+from forethought.training.build import load_agent, read_config
+from forethought.training.checkpoint import Checkpoints
+from forethought.training.device import set_threads
+from forethought.training.evaluate import EvalResult, Watched
+
+
+def watch_run(
+    path: Path,
+    *,
+    video: Path | None = None,
+    episodes: int = 1,
+    checkpoint: str = "latest",
+    seed: int | None = None,
+    device: str = "auto",
+    tell: Callable[[int, int], None] | None = None,
+) -> EvalResult:
+    """Plays episodes of a run's agent, into a video or in a window.
+
+    `tell` is called before each step with the episodes ended and the steps taken so far.
+    """
+    run = RunDirectory.open(path)
+    config = read_config(run)
+    seed = config.seed if seed is None else seed
+    if video is not None:
+        check_file(video)
+    else:
+        _require_window(config.task, path)
+    set_threads(config.train.threads)
+    folder, _ = Checkpoints(run).find(checkpoint)
+    step = int(files.read_manifest(folder).meta["agent_steps"])
+    agent = load_agent(path, checkpoint=str(step), device=device)
+
+    streams = Streams(seed)
+    seeds = [streams.seed("eval", 0, episode) for episode in range(episodes)]
+    policy: Policy = AgentPolicy(agent, streams, 0)
+    if tell is not None:
+        policy = Watched(policy, tell)
+    if video is not None:
+        title = f"{config.task}, {agent.name} at step {step:,}"
+        played = film(policy, seeds, config.task, config.env, video, title)
+    else:
+        played = _show(policy, seeds, config.task, config.env)
+    result = EvalResult.of(played, config.task, agent.name)
+    return replace(result, run=str(path), checkpoint=checkpoint, checkpoint_step=step, seed=seed)
+
+
+def film(
+    policy: Policy,
+    seeds: Sequence[int],
+    task: str,
+    env_config: EnvConfig,
+    path: Path,
+    title: str,
+    *,
+    polls: dict[str, Callable[..., Any]] | None = None,
+    **options: Any,
+) -> Played:
+    """Plays one episode per seed into a video; `options` are those of the environment.
+
+    Below each picture stand the title, and how far the episode is.
+    """
+    with ExitStack() as stack:
+        env = FilmedEnv(_maker(task, env_config, "rgb_array"), **options)
+        stack.callback(env.close)
+        add = stack.enter_context(write_video(path, env.frames_per_second))
+
+        def show(shot: Shot) -> None:
+            add(shot.picture, [title, f"decision {shot.length}, return {shot.total:.1f}"])
+
+        env.show = show
+        return run_episodes(policy, env, seeds, **(polls or {}))
+
+
+def _show(policy: Policy, seeds: Sequence[int], task: str, env_config: EnvConfig) -> Played:
+    """Plays in a window, which the environment itself opens and keeps to the task's speed."""
+    env = VectorEnv([_maker(task, env_config, "human")])
+    try:
+        return run_episodes(policy, env, seeds)
+    finally:
+        env.close()
+
+
+def _maker(task: str, config: EnvConfig, render_mode: str) -> Callable[[], TaskEnv]:
+    """The run's evaluation environment, with pictures."""
+    return functools.partial(
+        make_single,
+        task,
+        action_repeat=config.action_repeat,
+        max_episode_steps=config.eval_max_episode_steps or config.max_episode_steps,
+        render_mode=render_mode,
+    )
+
+
+def _require_window(task: str, path: Path) -> None:
+    """Refuse to show what cannot be shown here, before anything is loaded."""
+    instead = f"write a video instead: forethought watch {path} --video agent.mp4"
+    screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if not screen:
+        raise ConfigError(f"There is no screen to show {task} on; {instead}")
+    if not task.startswith("gym:"):
+        raise ConfigError(f"Only gym: tasks can be shown in a window, not {task}; {instead}")

@@ -1,0 +1,326 @@
+"""Environments that give nonsense, raise, hang or die are named, and the others go on.
+
+What a run in training makes of that is in test_restarts.py.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from multiprocessing import active_children
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forethought.config import ConfigError, EnvConfig
+from forethought.envs import EnvError, EnvFailure, TaskEnv
+from forethought.envs.episodes import run_episodes
+from forethought.spaces import nested
+from tests.faults.stubs import Stubborn
+from tests.stubs import CounterEnv, FaultyEnv, NestedEnv, fault_if, vector_of
+
+BOTH = pytest.mark.parametrize("workers", [False, True], ids=["in-process", "workers"])
+ZERO = np.zeros(1, np.float32)
+
+
+# Case 13: values that an environment must not give
+
+
+class Keyed(NestedEnv):
+    """From step 2 on it gives `bad` in the place of its leaf at `path`."""
+
+    def __init__(self, path: str, bad: Any) -> None:
+        super().__init__()
+        self.path, self.bad = path, bad
+
+    def observe(self) -> Any:
+        leaves = nested.flatten(super().observe())
+        return nested.unflatten(leaves | ({self.path: self.bad} if self.t >= 2 else {}))
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (
+            "nan-observation",
+            "The observation of environment 6 at step 3 is not finite: it holds nan",
+        ),
+        ("shape", "observation of environment 6 at step 3 has shape (3,), but its space says (2,)"),
+        ("dtype", "The observation of environment 6 at step 3 has dtype <U1"),
+        ("nan-reward", "The reward of environment 6 at step 3 is nan"),
+        ("inf-reward", "The reward of environment 6 at step 3 is inf"),
+    ],
+)
+def test_case_13_a_bad_value_stops_at_the_boundary_with_environment_and_step(fault, sentence):
+    env = TaskEnv(FaultyEnv(fault, at=3), env_index=6)
+    env.reset(seed=0)
+    env.step(ZERO), env.step(ZERO)
+    with pytest.raises(EnvFailure) as caught:
+        env.step(ZERO)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "bad", "problem"),
+    [
+        ("pose/position", np.array([0, np.nan, 0]), "is not finite: it holds nan"),
+        ("pose/position", np.array([0, 1e300, 0]), "is not finite as float32: it holds 1e+300"),
+        ("pose/angle", np.zeros(2, np.float32), "has shape (2,), but its space says ()"),
+        ("image", np.zeros((2, 2), np.int64), "has dtype int64, but its space says uint8"),
+        ("image", {"red": 1}, "is a dict, but its space says an array"),
+        ("gear", 100, "holds 100, which lies outside its space"),
+        ("gear", -1, "holds -1, which lies outside its space"),
+    ],
+)
+def test_case_13_a_bad_value_in_a_dict_is_named_by_its_key(path, bad, problem):
+    """Only whole numbers are held to their space's bounds, for they index things; a float that
+    rounds to just beyond its Box is finite and harms nobody."""
+    env = TaskEnv(Keyed(path, bad), env_index=1)
+    env.reset(seed=0)
+    action = {"steer": np.zeros(2, np.float32), "gear": np.int64(0)}
+    env.step(action)
+    with pytest.raises(EnvFailure) as caught:
+        env.step(action)
+    assert str(caught.value) == (
+        f"The observation '{path}' of environment 1 at step 2 {problem}; "
+        "correct the environment or the space it declares."
+    )
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("bad", "problem"), [(1.5, r"lies outside \[-1, 1\]"), (np.nan, "is not finite")]
+)
+def test_case_13_an_illegal_action_is_the_agents_fault_and_no_failure(workers, bad, problem):
+    envs = vector_of(CounterEnv, num_envs=2, workers=workers)
+    envs.reset(seed=0)
+    with pytest.raises(EnvError, match=f"The action of environment 1 at step 1 {problem}") as it:
+        envs.step_each(np.array([[0.0], [bad]], np.float32))
+    assert type(it.value) is EnvError and not envs.failed
+    envs.close()
+
+
+# Case 15: exceptions
+
+
+def test_case_15_the_traceback_of_the_environment_is_kept():
+    env = TaskEnv(FaultyEnv("raise", at=1))
+    env.reset()
+    with pytest.raises(EnvFailure) as caught:
+        env.step(ZERO)
+    assert str(caught.value) == "Environment 0 raised RuntimeError at step 1: the wheel came off"
+    assert "stubs.py" in caught.value.__notes__[0]
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@BOTH
+@pytest.mark.parametrize("fault", ["raise", "nan-observation"])
+def test_case_15_a_failing_environment_is_named_and_the_others_go_on(workers, fault):
+    envs = vector_of(*fault_if(1, fault), workers=workers)
+    envs.reset(seed=0)
+    actions = np.zeros((2, 1), np.float32)
+    envs.step(actions), envs.step(actions)
+    with pytest.raises(EnvFailure, match=r"nvironment 1 .*at step 3") as caught:
+        envs.step(actions)
+    assert envs.failed == {1}
+    if fault == "raise":
+        assert "RuntimeError at step 3: the wheel came off" in str(caught.value)
+        assert "stubs.py" in caught.value.__notes__[0]  # the original traceback
+    # No late answer is taken for that of a later request.
+    obs, _ = envs.reset(seed=1)
+    assert obs[:, 0].tolist() == [0, 0]
+    assert envs.step(actions)[0][:, 0].tolist() == [1, 1]
+    envs.close()
+
+
+def test_case_15_all_failures_of_one_step_are_told():
+    envs = vector_of(partial(FaultyEnv, "raise", 1), num_envs=2)
+    envs.reset(seed=0)
+    first, second = envs.step_each(np.zeros((2, 1), np.float32))
+    assert [str(x)[:20] for x in (first, second)] == [
+        "Environment 0 raised",
+        "Environment 1 raised",
+    ]
+
+
+# Case 16: hangs
+
+
+@BOTH
+def test_case_16_a_hang_is_named_and_costs_only_its_own_environment(workers):
+    envs = vector_of(*fault_if(1, "hang"), workers=workers, timeout_seconds=0.5)
+    envs.reset(seed=0)
+    actions = np.zeros((2, 1), np.float32)
+    envs.step(actions), envs.step(actions)
+    fine, hung = envs.step_each(actions)
+    assert fine[1] == 3.0
+    assert str(hung) == (
+        "Environment 1 did not finish step 3 within 0.5 s; if it is only slow, raise "
+        "env.timeout_seconds."
+    )
+    assert envs.failed == {1}
+    assert "env-1" not in [child.name for child in active_children()]
+    envs.rebuild(1)
+    assert envs.failed == set()
+    envs.reset_one(1, 7)
+    assert [step[1] for step in envs.step_each(actions)] == [4.0, 1.0]
+    envs.close()
+
+
+def test_case_16_the_place_of_a_hang_in_this_process_is_told():
+    envs = vector_of(partial(FaultyEnv, "hang", 1), timeout_seconds=0.3)
+    envs.reset(seed=0)
+    [hung] = envs.step_each(ZERO[None])
+    assert "time.sleep(3600)" in hung.__notes__[0]
+    envs.close()
+
+
+def test_case_16_an_environment_that_catches_the_interruption_has_failed_all_the_same():
+    envs = vector_of(Stubborn, timeout_seconds=0.3)
+    envs.reset(seed=0)
+    with pytest.raises(EnvFailure, match=r"did not finish step 1 within 0\.3 s"):
+        envs.step(ZERO[None])
+    envs.close()
+
+
+@pytest.mark.parametrize("workers", [False, True], ids=["in-process", "workers"])
+def test_case_16_an_evaluation_builds_a_hung_environment_anew(workers):
+    """Also one that hung in its last episode: the next evaluation finds it whole."""
+    make = partial(FaultyEnv, "hang", only_seeds=(1, 5))
+    envs = vector_of(make, num_envs=2, workers=workers, timeout_seconds=0.5)
+    played = run_episodes(Still(), envs, [1, 2, 3, 4, 5])
+    assert [episode.seed for episode in played.episodes] == [2, 3, 4]
+    assert len(played.failures) == 2 and "did not finish step 3" in played.failures[0]
+    assert envs.failed == {0}
+    assert len(run_episodes(Still(), envs, [2, 3]).episodes) == 2
+    envs.close()
+
+
+class Still:
+    """A policy that never moves."""
+
+    def start(self, num_envs: int) -> None:
+        return None
+
+    def act(self, obs, state, first, infos):
+        return np.zeros((len(first), 1), np.float32), state
+
+
+DEAF = """
+import sys
+sys.path[:0] = {path!r}
+from threading import Thread
+import numpy as np
+from forethought.envs import watchdog
+from tests.faults.stubs import Deaf
+from tests.stubs import vector_of
+watchdog.GRACE_SECONDS = 0.5
+envs = vector_of(Deaf, timeout_seconds=0.5)
+envs.reset(seed=0)
+{call}
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["envs.step(np.zeros((1, 1)))", "Thread(target=envs.step, args=[np.zeros((1, 1))]).start()"],
+    ids=["main-thread", "another-thread"],
+)
+def test_case_16_a_hang_that_cannot_be_interrupted_ends_the_process_in_a_sentence(call):
+    code = DEAF.format(path=sys.path, call=call)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "Environment 0 hangs in code that cannot be interrupted: step 1 has lasted 1 s ("
+    )
+    assert "stubs.py, line" in done.stderr and "forethought resume RUN" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_case_16_the_watchdog_gives_the_signal_back_and_passes_on_what_it_did_not_send():
+    heard = []
+    before = signal.signal(signal.SIGALRM, lambda *_: heard.append("mine"))
+    mine = signal.getsignal(signal.SIGALRM)
+    try:
+        one = vector_of(CounterEnv, timeout_seconds=60)
+        two = vector_of(CounterEnv, timeout_seconds=60)
+        signal.raise_signal(signal.SIGALRM)
+        assert heard == ["mine"]
+        one.close()
+        assert signal.getsignal(signal.SIGALRM) != mine  # the other one still needs it
+        two.close()
+        assert signal.getsignal(signal.SIGALRM) == mine
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert "env-watchdog" not in [t.name for t in threading.enumerate() if not t.daemon]
+
+
+def test_case_16_without_a_time_out_nothing_is_watched():
+    before = threading.active_count()
+    envs = vector_of(CounterEnv)
+    assert threading.active_count() == before
+    envs.close()
+
+
+# Case 17: processes that are killed
+
+
+def test_case_17_an_evaluation_starts_a_killed_worker_anew():
+    make = partial(FaultyEnv, "kill", only_seeds=(1,))
+    envs = vector_of(make, num_envs=2, workers=True)
+    played = run_episodes(Still(), envs, [1, 2, 3])
+    assert [episode.seed for episode in played.episodes] == [2, 3]
+    assert "was ended by SIGKILL during step 3" in played.failures[0]
+    envs.close()
+
+
+UNGUARDED = """
+import sys
+sys.path[:0] = {path!r}
+from tests.stubs import CounterEnv, vector_of
+vector_of(CounterEnv, num_envs=2, workers=True)
+"""
+
+
+def test_case_17_a_script_that_workers_cannot_import_is_told_what_it_lacks(tmp_path):
+    """The one traceback is that of the script itself, which did not catch the error."""
+    script = tmp_path / "main.py"
+    script.write_text(UNGUARDED.format(path=sys.path))
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    last = done.stderr.splitlines()[-1]
+    assert "ConfigError: The worker process" in last
+    assert last.endswith('does its work below a line `if __name__ == "__main__":`.')
+
+
+# The configuration
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"timeout_seconds": 0.0}, "env.timeout_seconds is 0.0, but must be above 0."),
+        (
+            {"max_restarts": 0, "on_env_error": "restart"},
+            "env.max_restarts is 0, but must be at least 1.",
+        ),
+        (
+            {"max_restarts": 3},
+            "env.max_restarts is 3, but has no effect while env.on_env_error is halt; set "
+            "env.on_env_error restart or leave the number out.",
+        ),
+    ],
+)
+def test_case_16_bad_limits_are_refused(options, sentence):
+    with pytest.raises(ConfigError) as caught:
+        EnvConfig(**options)
+    assert str(caught.value) == sentence

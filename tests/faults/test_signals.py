@@ -1,0 +1,326 @@
+"""Cases 18 and 19: a signal at any moment leaves a run to go on with, and says how."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from itertools import count
+from pathlib import Path
+
+import gymnasium
+import pytest
+from gymnasium.envs.registration import EnvSpec
+
+from forethought import files
+from forethought.tracking import RunDirectory
+from forethought.training import loop, signals
+from forethought.training.collect import Collector
+from forethought.training.loop import resume_run, train_run
+from forethought.training.signals import Interrupted, Stop
+from tests.stub_agent import register, stub_run, training_record
+from tests.stubs import CounterEnv
+
+MOMENTS = {
+    "random play": "evaluation-0-10",
+    "seed phase": "step-42",
+    "burst": "update-17",
+    "mid-episode": "step-250",
+    "evaluation": "evaluation-1-10",
+    "saving": "save-300",
+}
+TWO = {"env": {"num_envs": 2}}
+
+
+@pytest.fixture(autouse=True)
+def _stub_agent(monkeypatch):
+    register(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        register(patch)
+        path = train_run(stub_run(**TWO), tmp_path_factory.mktemp("undisturbed") / "run").path
+    return training_record(path)
+
+
+def send(name: str = "SIGTERM") -> None:
+    os.kill(os.getpid(), getattr(signal, name))
+
+
+def at(monkeypatch, stage: str, act) -> None:
+    """Does `act` once, when the run passes the fault point."""
+    passes = count()
+
+    def fault(name: str) -> None:
+        if name == stage and next(passes) == 0:
+            act()
+
+    monkeypatch.setattr(files, "fault_point", fault)
+
+
+def status_of(path: Path) -> str:
+    return RunDirectory.open(path).run_json["status"]
+
+
+# -- case 18: the first signal ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_case_18_a_run_stopped_by_a_signal_saves_and_resumes_exactly(
+    moment, undisturbed, tmp_path, monkeypatch, capfd
+):
+    at(monkeypatch, MOMENTS[moment], send)
+    run = train_run(stub_run(**TWO), tmp_path / "run")
+    assert (run.status, run.exit_code) == ("interrupted", 143)
+    told = capfd.readouterr().err
+    assert "\nSIGTERM: saving, then stopping" in told
+    assert told.endswith(f"Continue with: forethought resume {run.path}\n")
+    assert status_of(run.path) == "interrupted"
+    if moment == "burst":  # the checkpoint keeps the updates owed, it does not finish the burst
+        newest, _ = files.newest_verified(run.path / "checkpoints")
+        assert files.read_json(newest / "loop.json")["budget"]["taken"] == 17
+    assert resume_run(run.path).status == "done"
+    assert training_record(run.path) == undisturbed
+
+
+def test_case_18_stopped_many_times_it_is_still_the_same(undisturbed, tmp_path, monkeypatch):
+    stops = {"update-3", "evaluation-1-2", "step-100", "step-102", "update-150", "step-398"}
+
+    def fault(name: str) -> None:
+        if name in stops:
+            stops.remove(name)
+            send("SIGINT")
+
+    monkeypatch.setattr(files, "fault_point", fault)
+    run = train_run(stub_run(**TWO), tmp_path / "run")
+    sittings = 1
+    while run.status == "interrupted":
+        assert run.exit_code == 130
+        newest, _ = files.newest_verified(run.path / "checkpoints")
+        assert newest.name == f"step-{run.agent_steps:09d}"  # a resumed run saves as a new one does
+        run, sittings = resume_run(run.path), sittings + 1
+    assert sittings == 7 and not stops
+    assert training_record(run.path) == undisturbed
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 143)])
+def test_case_18_a_signal_while_a_run_is_built_leaves_no_trace(
+    tmp_path, monkeypatch, capfd, name, code
+):
+    def slow_build(config):
+        send(name)
+        raise AssertionError("the signal did not end the building")
+
+    monkeypatch.setattr(loop, "build_parts", slow_build)
+    with pytest.raises(Interrupted) as ended:
+        train_run(stub_run(), tmp_path / "run")
+    assert ended.value.code == code
+    words = f"\n{name}: stopped before the run began; nothing was written\n"
+    assert capfd.readouterr().err == words
+    assert not (tmp_path / "run").exists()
+
+
+def test_case_18_a_signal_after_the_directory_was_made_leaves_a_run_to_resume(
+    tmp_path, monkeypatch, undisturbed
+):
+    create = RunDirectory.create
+
+    def create_then_signal(*arguments):
+        run = create(*arguments)
+        send()
+        return run
+
+    monkeypatch.setattr(RunDirectory, "create", create_then_signal)
+    run = train_run(stub_run(**TWO), tmp_path / "run")
+    assert (run.status, run.exit_code, run.agent_steps) == ("interrupted", 143, 0)
+    assert resume_run(run.path).status == "done"
+    assert training_record(run.path) == undisturbed
+
+
+def test_case_18_before_the_first_checkpoint_a_hang_says_that_nothing_was_begun(
+    tmp_path, monkeypatch, capfd
+):
+    def hang(collector):
+        send()
+        time.sleep(60)
+
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(Collector, "begin", hang)
+    run = train_run(stub_run(), tmp_path / "run")
+    assert (run.status, run.exit_code) == ("interrupted", 143)
+    assert capfd.readouterr().err.endswith(
+        f"Stopped before the first checkpoint: nothing was begun, {run.path} can be deleted.\n"
+    )
+    assert files.published(run.path / "checkpoints") == []
+
+
+class SignalledEnv(CounterEnv):
+    """Sends the signal at the third decision of the episode that a resume steps again."""
+
+    armed = False
+
+    def step(self, action):
+        if SignalledEnv.armed and self.t == 2:
+            SignalledEnv.armed = False
+            send()
+            raise AssertionError("the signal did not end the restoring")
+        return super().step(action)
+
+
+def test_case_18_a_signal_while_an_episode_is_stepped_again_leaves_the_run_as_it_was(
+    tmp_path, monkeypatch, capfd
+):
+    spec = EnvSpec("stub/Signalled-v0", SignalledEnv, kwargs={"length": 30})
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    whole = train_run(stub_run("gym:stub/Signalled-v0"), tmp_path / "whole")
+    at(monkeypatch, MOMENTS["mid-episode"], send)
+    run = train_run(stub_run("gym:stub/Signalled-v0"), tmp_path / "run")
+    capfd.readouterr()
+    SignalledEnv.armed = True
+    again = resume_run(run.path)
+    assert (again.status, again.exit_code) == ("interrupted", 143)
+    told = capfd.readouterr().err
+    assert "SIGTERM: stopped while the run was being restored" in told
+    assert told.endswith(
+        "Stopped without a new checkpoint; the newest is step-000000250. "
+        f"Continue with: forethought resume {run.path}\n"
+    )
+    assert resume_run(run.path).status == "done"
+    assert training_record(run.path) == training_record(whole.path)
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_case_18_a_signal_while_an_environment_hangs_gives_the_step_up(
+    tmp_path, monkeypatch, capfd, workers
+):
+    """The seventh decision sleeps for an hour; half a step is not saved."""
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(loop.Trainer, "play_randomly", lambda trainer, stop: None)
+    at(monkeypatch, "step-6", lambda: threading.Timer(0.5, send).start())
+    layers = {"env": {"workers": workers}}
+    began = time.monotonic()
+    run = train_run(stub_run("gym:tests.stubs:stub/Hangs-v0", **layers), tmp_path / "run")
+    assert time.monotonic() - began < 20  # of 3600
+    assert (run.status, run.exit_code) == ("interrupted", 143)
+    told = capfd.readouterr().err
+    assert "\nSIGTERM: the step under way takes too long and is given up\n" in told
+    assert "the newest is step-000000000. Continue with: forethought resume" in told
+    assert status_of(run.path) == "interrupted"
+
+
+def test_case_18_a_checkpoint_is_never_given_up(tmp_path, monkeypatch, undisturbed, capfd):
+    """Saving takes four times the grace; the checkpoint on the way and the last one are whole."""
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 0.1)
+
+    def slow() -> None:
+        send()
+        time.sleep(0.4)
+
+    at(monkeypatch, "save-300", slow)
+    run = train_run(stub_run(**TWO), tmp_path / "run")
+    assert (run.status, run.agent_steps) == ("interrupted", 300)
+    assert "given up" not in capfd.readouterr().err
+    assert resume_run(run.path).status == "done"
+    assert training_record(run.path) == undisturbed
+
+
+def test_case_18_a_signal_in_the_last_checkpoint_of_a_finished_run_changes_nothing(
+    tmp_path, monkeypatch, undisturbed
+):
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 0.1)
+
+    def slow() -> None:
+        send()
+        time.sleep(0.4)
+
+    at(monkeypatch, "save-400", slow)
+    run = train_run(stub_run(**TWO), tmp_path / "run")
+    assert (run.status, run.exit_code, status_of(run.path)) == ("done", 0, "done")
+    assert training_record(run.path) == undisturbed
+
+
+# -- the flag itself -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 143)])
+def test_case_19_the_first_signal_sets_the_flag_and_the_second_leaves_at_once(
+    monkeypatch, capfd, name, code
+):
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    before = signal.getsignal(getattr(signal, name))
+    with Stop() as stop:
+        assert not stop and stop.exit_code == 0
+        send(name)
+        assert stop and stop.exit_code == code and left == []
+        send(name)
+        assert left == [code]
+    assert signal.getsignal(getattr(signal, name)) is before
+    # on a line of its own, though the status line before it has no end
+    assert "\n\nsecond signal: leaving at once\n" in capfd.readouterr().err
+
+
+def test_a_signal_whose_words_nobody_can_read_is_no_error(monkeypatch):
+    def gone(descriptor, text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(os, "write", gone)
+    with Stop() as stop:
+        send()
+        assert stop
+
+
+# -- real processes --------------------------------------------------------------------------------
+
+
+def forethought(*words: str) -> list[str]:
+    return [sys.executable, "-m", "forethought", *words]
+
+
+def train_command(out: Path, *options: str) -> list[str]:
+    common = ["--preset", "debug", "--steps", "150", "--train.checkpoint-every-agent-steps", "70"]
+    train = forethought("train", "tdmpc2", "gym:Pendulum-v1", *common, "--track.no-console")
+    return [*train, "--out", str(out), *options]
+
+
+def test_case_19_a_second_interrupt_in_a_save_leaves_at_once_and_the_checkpoints_whole(tmp_path):
+    environment = {**os.environ, files.PAUSE_VARIABLE: "save-140:60"}
+    command = train_command(tmp_path / "run")
+    with subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert any("pausing at save-140" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        assert any("SIGINT: saving, then stopping" in line for line in process.stderr)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert time.monotonic() - began < 10  # of the 60 that the save would take
+    newest, skipped = files.newest_verified(tmp_path / "run" / "checkpoints")
+    assert (newest.name, skipped) == ("step-000000070", [])
+    assert resume_run(tmp_path / "run").status == "done"
+    assert status_of(tmp_path / "run") == "done"
+
+
+def test_case_18_a_signal_while_the_kernels_are_compiled_ends_with_one_sentence(tmp_path):
+    compiler = tmp_path / "slow-cc"
+    compiler.write_text(f"#!/bin/sh\ntouch {tmp_path / 'compiling'}\nexec sleep 60\n")
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    environment = {**os.environ, "CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = train_command(tmp_path / "run", "--agent.compile", "kernels")
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "compiling").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGUSR1)
+        _, told = process.communicate(timeout=10)
+    assert process.returncode == 143
+    assert told == "\nSIGUSR1: stopped before the run began; nothing was written\n"
+    assert not (tmp_path / "run").exists()
