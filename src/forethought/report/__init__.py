@@ -1,0 +1,1 @@
+"""Statistics, pictures and pages from run directories, beside published curves. No torch here."""

@@ -1,0 +1,262 @@
+"""The report: one self-contained page that answers first and explains after.
+
+Nothing is loaded from elsewhere and nothing runs: styles and pictures stand in the page, and its
+colours follow the reader's light or dark setting. Every word that comes from a run is escaped.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from forethought.config import ConfigError, ForethoughtError
+from forethought.files import FileError, write_bytes_atomic, write_text_atomic
+from forethought.report import curves, statistics
+from forethought.report.groups import Collection, Group, collect, differing_keys, fair_frames, show
+from forethought.report.runs import RunRecord
+from forethought.report.statistics import Estimate, Scores, number
+
+STYLE = Path(__file__).with_name("page.css")
+ABSENT = "-"
+MEANINGS = {
+    "last evaluation": "mean over seeds of the score at the last evaluation that all seeds have",
+    "IQM": "the same without the lowest and the highest quarter of the seeds",
+    "best": "mean over seeds of each seed's best evaluation",
+    "area": "mean height of the learning curve, from random play at frame 0 on",
+    "interval": "[low, high] holds 95 % of 2,000 bootstrap resamples of the seeds",
+}
+
+
+def write_report(places: Iterable[Path], out: Path) -> str:
+    """Writes the page (FILE.html) or the learning curves alone (FILE.png); returns a sentence."""
+    kind = out.suffix.lower()
+    if kind not in (".html", ".htm", ".png"):
+        raise ConfigError(f"out is {out}, but must end in .html or .png.")
+    if not out.parent.is_dir():
+        raise FileError(f"There is no folder {out.parent} to write {out.name} to.")
+    collection = collect(places)
+    if not collection.tasks:
+        raise ForethoughtError(" ".join(["There is nothing to report yet.", *collection.notes]))
+    if kind == ".png":
+        write_bytes_atomic(out, curves.png(curves.learning_curves(collection)))
+    else:
+        write_text_atomic(out, page(collection))
+    shown = sum(len(group.runs) for groups in collection.tasks.values() for group in groups)
+    runs = "1 run" if shown == 1 else f"{shown} runs"
+    notes = "" if kind == ".html" else "".join(f"\n{note}" for note in collection.notes)
+    return f"Written: {out} ({runs}){notes}"
+
+
+def page(collection: Collection) -> str:
+    """The whole page."""
+    tasks = ", ".join(collection.tasks)
+    body = [
+        f"<h1>{escape(_title(collection))}</h1>",
+        _answers(collection),
+        *(_task_section(collection, task) for task in collection.tasks),
+        _over_tasks(collection),
+        _differences(collection.methods),
+        _runs_table(collection.runs),
+        _warnings(collection),
+        _meanings(),
+    ]
+    head = (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(tasks)}: forethought report</title>\n"
+        f"<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n<main>\n"
+    )
+    return head + "\n".join(part for part in body if part) + "\n</main>\n</body>\n</html>\n"
+
+
+def _title(collection: Collection) -> str:
+    tasks = list(collection.tasks)
+    agents = sorted({run.agent for run in collection.runs})
+    where = tasks[0] if len(tasks) == 1 else f"{len(tasks)} tasks"
+    return f"{' and '.join(agents)} on {where}"
+
+
+def _answers(collection: Collection) -> str:
+    cards = [_answer(group) for groups in collection.tasks.values() for group in groups]
+    return f'<div class="answers">\n{"".join(cards)}</div>'
+
+
+def _answer(group: Group) -> str:
+    """The score, its interval, and what it stands beside."""
+    score = statistics.estimate(statistics.mean, [group.scores])
+    seeds = "1 seed" if len(group.runs) == 1 else f"{len(group.runs)} seeds"
+    if score.low is not None and score.high is not None:
+        spread = f"95 % interval {number(score.low)} to {number(score.high)}, {seeds}"
+    else:
+        spread = f"{seeds}, so no interval"
+    beside = [f"after {group.last_frames:,} frames"]
+    if group.random_score is not None:
+        beside.append(f"random play {number(group.random_score)}")
+    if group.published is not None:
+        frames, value = group.published.at(group.last_frames)
+        at = "" if frames == group.last_frames else f" at {frames:,} frames"
+        beside.append(f"{group.published.label} {number(value)}{at}")
+    return (
+        f'<section class="answer"><p class="where">{escape(group.task)}<br>'
+        f"<b>{escape(group.label)}</b></p>"
+        f'<p class="score">{number(score.value)}</p><p class="spread">{spread}</p>'
+        f'<p class="beside">{"<br>".join(map(escape, beside))}</p></section>\n'
+    )
+
+
+def _task_section(collection: Collection, task: str) -> str:
+    groups = collection.tasks[task]
+    header = ("runs", "seeds", "frames", *list(MEANINGS)[:4], "random play", "ms per step")
+    rows = []
+    for group in groups:
+        found = group.summary()
+        speed = group.ms_per_agent_step()
+        rows.append(
+            [
+                group.label,
+                ", ".join(map(str, group.seeds)),
+                f"{group.last_frames:,}",
+                *(str(found[key]) for key in ("last", "iqm", "best", "area")),
+                ABSENT if group.random_score is None else number(group.random_score),
+                ABSENT if speed is None else f"{speed:.1f}",
+            ]
+        )
+    picture = _picture(
+        curves.svg(curves.learning_curves(collection, task)),
+        f"Learning curves on {task}: " + "; ".join(f"{row[0]} {row[3]}" for row in rows),
+    )
+    known = {group.published.source for group in groups if group.published is not None}
+    source = "".join(f'<p class="note">Dotted: {escape(text)}.</p>' for text in sorted(known))
+    return f"<h2>{escape(task)}</h2>\n{picture}{source}\n{_table(header, rows, 'numbers')}"
+
+
+def _over_tasks(collection: Collection) -> str:
+    """How the methods compare over all runs of the tasks that every method was run on."""
+    tasks = collection.common_tasks()
+    if len(tasks) > 1:
+        scores, unit = collection.normalised(), "normalised score"
+        parts = ["<h2>Over all tasks</h2>", _aggregates(collection, scores)]
+    elif tasks and len(collection.methods) > 1:
+        groups = collection.tasks[tasks[0]]
+        at = fair_frames(groups)
+        scores, unit = {group.label: [group.scores_at(at)] for group in groups}, "return"
+        where = escape(f"{tasks[0]} at {at:,} frames")
+        parts = ["<h2>Between the groups</h2>", f'<p class="note">{where}.</p>']
+    else:
+        return ""
+    scores = {label: scores[label] for label in collection.methods}  # so that colours fit
+    parts.append(_picture(curves.svg(curves.profiles(scores, unit)), "Performance profiles"))
+    pairs = improvements(scores)
+    if pairs:
+        parts.append(_picture(curves.svg(curves.improvements(pairs)), "Probability of improvement"))
+    return "\n".join(parts)
+
+
+def _aggregates(collection: Collection, scores: Mapping[str, Scores]) -> str:
+    tasks = collection.common_tasks()
+    measures = {
+        "mean": statistics.mean,
+        "median": statistics.median,
+        "IQM": statistics.iqm,
+        "optimality gap": statistics.optimality_gap,
+    }
+    rows = [
+        [label, *(str(statistics.estimate(measure, own)) for measure in measures.values())]
+        for label, own in scores.items()
+    ]
+    places = [f"{task} at {fair_frames(collection.tasks[task]):,} frames" for task in tasks]
+    note = f"Normalised scores on {', '.join(places)}: {_scale(tasks)}."
+    table = _table(("runs", *measures), rows, "numbers")
+    return f'<p class="note">{escape(note)}</p>\n{table}'
+
+
+def improvements(scores: Mapping[str, Scores]) -> dict[tuple[str, str], Estimate]:
+    """For each pair with several runs on both sides: how likely the better one beats the other."""
+    found = {}
+    several = [label for label, tasks in scores.items() if min(map(len, tasks)) > 1]
+    for pair in itertools.combinations(several, 2):
+        x, y = (scores[label] for label in pair)
+        if statistics.probability_of_improvement(x, y) < 0.5:
+            pair, x, y = (pair[1], pair[0]), y, x
+        found[pair] = statistics.estimate(statistics.probability_of_improvement, x, y)
+    return found
+
+
+def _scale(tasks: Sequence[str]) -> str:
+    words = []
+    if any(task.startswith("dmc:") for task in tasks):
+        words.append("dmc tasks by their greatest return, 1000")
+    if any(not task.startswith("dmc:") for task in tasks):
+        words.append("other tasks from random play (0) to the best run here (1)")
+    return "; ".join(words)
+
+
+def _differences(methods: Mapping[str, Mapping[str, object]]) -> str:
+    """The keys in which the groups differ; a value that is not the first group's is marked."""
+    keys = differing_keys(list(methods.values()))
+    if len(methods) < 2:
+        return ""
+    first = next(iter(methods.values()))
+    rows = []
+    for key in keys:
+        cells = [f"<th scope=row>{escape(key)}</th>"]
+        for method in methods.values():
+            text = show(method[key], 60) if key in method else ABSENT
+            same = (key in method, method.get(key)) == (key in first, first.get(key))
+            cells.append(f"<td>{escape(text) if same else f'<mark>{escape(text)}</mark>'}</td>")
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    header = "".join(f"<th>{escape(label)}</th>" for label in ("key", *methods))
+    table = f"<table><thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<h2>What differs</h2>\n<div class="wide">{table}</div>'
+
+
+def _runs_table(runs: Sequence[RunRecord]) -> str:
+    header = ("run", "task", "seed", "status", "frames", "last", "tags", "commit", "versions")
+    rows = []
+    for run in runs:
+        last = list(run.evaluations.values())[-1:]
+        rows.append(
+            [
+                str(run.path),
+                run.task,
+                str(run.seed),
+                str(run.facts["status"]),
+                f"{run.env_frames:,}",
+                number(last[0]) if last else ABSENT,
+                ", ".join(map(str, run.facts["tags"])) or ABSENT,
+                str(run.facts.get("git_commit") or ABSENT)[:10],
+                ", ".join(f"{name} {version}" for name, version in run.versions.items()) or ABSENT,
+            ]
+        )
+    return f"<h2>Runs</h2>\n{_table(header, rows)}"
+
+
+def _warnings(collection: Collection) -> str:
+    found = [f"{run.path}: {words}" for run in collection.runs for words in run.warnings]
+    if not found and not collection.notes:
+        return ""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in [*collection.notes, *found])
+    return f'<h2>Worth knowing</h2>\n<ul class="warnings">{lines}</ul>'
+
+
+def _meanings() -> str:
+    lines = "".join(f"<dt>{word}</dt><dd>{text}</dd>" for word, text in MEANINGS.items())
+    return f"<h2>What the numbers mean</h2>\n<dl>{lines}</dl>"
+
+
+def _picture(svg: str, words: str) -> str:
+    return f'<figure role="img" aria-label="{escape(words)}">\n{svg}</figure>\n'
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "words") -> str:
+    """A table of plain text; the first cell of a row names it."""
+    head = "".join(f"<th>{escape(word)}</th>" for word in header)
+    lines = []
+    for name, *cells in rows:
+        rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        lines.append(f"<tr><th scope=row>{escape(name)}</th>{rest}</tr>")
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<div class="wide {kind}">{table}</div>'

@@ -1,0 +1,196 @@
+"""Reading run directories, also of runs that are still training or were cut short.
+
+What is missing or damaged in one run is a sentence beside the result, not the end of it: a report
+of nine runs must not fail because the tenth was killed while it wrote a line.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forethought.config import flatten
+from forethought.files import FileError
+from forethought.tracking.csv_file import read_rows
+from forethought.tracking.run_directory import RunDirectory
+
+QUIET = frozenset({"started", "about", "resumed", "done", "running", "checkpoint-size"})
+"""Events of a run that goes as it should."""
+LAST_EPISODES = 10
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run directory says, with every number already read."""
+
+    path: Path
+    facts: Mapping[str, Any]
+    """run.json."""
+    config: Mapping[str, Any]
+    """config.yaml, keys dotted."""
+    evaluations: Mapping[int, float]
+    """Mean return by env_frames, rising."""
+    env_frames: int
+    """Frames trained so far."""
+    agent_steps: int
+    ms_per_agent_step: float | None
+    """Median over the logging intervals in which it learned."""
+    training_return: float | None
+    """Mean of the last training episodes."""
+    warnings: tuple[str, ...]
+    """Gates, failures and warnings, one sentence for each kind."""
+    notes: tuple[str, ...]
+    """What the reader left out, one sentence each."""
+
+    @property
+    def task(self) -> str:
+        return str(self.facts["task"])
+
+    @property
+    def agent(self) -> str:
+        return str(self.facts["agent"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.facts["seed"])
+
+    @property
+    def versions(self) -> Mapping[str, Any]:
+        """Of Python and the packages that the run was started with."""
+        found = self.facts.get("versions")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def random_score(self) -> float | None:
+        """Mean return of random play, measured when the run began."""
+        value = self.facts.get("random_score")
+        return float(value) if value is not None and math.isfinite(value) else None
+
+    @property
+    def no_evaluation(self) -> str:
+        """The sentence for a run that has nothing to draw yet."""
+        text = f"{self.path} has no evaluation yet ({self.facts['status']}"
+        text += f" at {self.env_frames:,} frames"
+        if self.training_return is not None:
+            text += f", last training episodes {self.training_return:,.4g}"
+        return text + "): it is left out."
+
+
+def find_runs(places: Iterable[Path]) -> list[Path]:
+    """Every run among `places`; a folder that is no run stands for all runs below it."""
+    found: dict[Path, Path] = {}
+    for place in places:
+        if not place.is_dir():
+            raise FileError(f"There is no run directory {place}.")
+        inside = list(_below(place))
+        if not inside:
+            raise FileError(f"{place} is no run, and there is none below it.")
+        for path in inside:
+            found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def _below(place: Path) -> Iterable[Path]:
+    for folder, inside, names in os.walk(place):
+        if "run.json" in names:
+            inside.clear()  # a run holds many files, and no run
+            yield Path(folder)
+        inside.sort()
+
+
+def read_runs(places: Iterable[Path]) -> tuple[list[RunRecord], list[str]]:
+    """All runs among `places` that can be read, and a sentence for each that cannot."""
+    records: list[RunRecord] = []
+    notes: list[str] = []
+    for path in find_runs(places):
+        try:
+            records.append(read_run(path))
+        except FileError as error:
+            notes.append(f"{error} The run is left out.")
+    if not records:
+        raise FileError(" ".join(notes))
+    return records, notes
+
+
+def read_run(path: Path) -> RunRecord:
+    """One run; FileError where it cannot be understood at all."""
+    run = RunDirectory.open(path)
+    notes: list[str] = []
+    evaluations = _evaluations(_rows(run.eval_csv, path, notes), path, notes)
+    train = _rows(run.train_csv, path, notes)
+    episodes = _rows(run.episodes_csv, path, notes)
+    rows = [*train[-1:], *episodes[-1:]]
+    returns = _numbers(episodes[-LAST_EPISODES:], "return")
+    learning = [row for row in train if (_number(row.get("updates_per_s")) or 0) > 0]
+    times = _numbers(learning or train, "ms_per_agent_step")
+    return RunRecord(
+        path=path,
+        facts=run.run_json,
+        config=flatten(run.config()),
+        evaluations=evaluations,
+        env_frames=int(max([*_numbers(rows, "env_frames"), *evaluations], default=0)),
+        agent_steps=int(max(_numbers(rows, "agent_steps"), default=0)),
+        ms_per_agent_step=statistics.median(times) if times else None,
+        training_return=statistics.mean(returns) if returns else None,
+        warnings=tuple(_warnings(run, notes)),
+        notes=tuple(notes),
+    )
+
+
+def _rows(file: Path, run: Path, notes: list[str]) -> list[dict[str, str]]:
+    if not file.exists():
+        return []
+    rows, note = read_rows(file)
+    if note is not None:
+        notes.append(f"{run / note}")
+    return rows
+
+
+def _evaluations(rows: list[dict[str, str]], run: Path, notes: list[str]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for place, row in enumerate(rows, start=2):
+        frames, score = _number(row.get("env_frames")), _number(row.get("return_mean"))
+        if frames is None or score is None:
+            notes.append(f"{run / 'eval.csv'}: line {place} holds no score and is left out.")
+        else:
+            found[int(frames)] = score
+        failed = _number(row.get("n_failed"))
+        if failed:
+            notes.append(f"{run / 'eval.csv'}: {failed:g} episodes failed in line {place}.")
+    return dict(sorted(found.items()))
+
+
+def _warnings(run: RunDirectory, notes: list[str]) -> Iterable[str]:
+    """One sentence for each kind of event that a person should see: how often, and the last."""
+    if not run.events_file.exists():
+        return
+    if not run.events_file.read_bytes().endswith(b"\n"):
+        notes.append(f"{run.events_file}: the half-written last line is ignored.")
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for event in run.events():
+        if isinstance(event, dict) and event.get("kind") not in QUIET:
+            kinds.setdefault(str(event.get("kind")), []).append(event)
+    for kind, events in kinds.items():
+        last = events[-1]
+        words = next((last[key] for key in ("message", "reason", "note") if last.get(key)), "")
+        words = words or "; ".join(map(str, last.get("reasons") or ()))
+        often = f" ({len(events)} times)" if len(events) > 1 else ""
+        yield f"{kind}{often}: {words}" if words else f"{kind}{often}"
+
+
+def _numbers(rows: Iterable[Mapping[str, str]], column: str) -> list[float]:
+    found = (_number(row.get(column)) for row in rows)
+    return [value for value in found if value is not None]
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

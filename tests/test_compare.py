@@ -1,0 +1,148 @@
+"""`forethought compare`: keys added, removed and changed, and statistics side by side."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from forethought.cli import main
+from forethought.report.compare import compare, show_comparison
+from tests.report_runs import TASK, make_run
+
+
+@pytest.fixture
+def sides(tmp_path, monkeypatch):
+    """Folders `old` (horizon 3: 100, 200) and `new` (horizon 5: 200, 300), two seeds each."""
+    for name, horizon, base in (("old", 3, 0.0), ("new", 5, 100.0)):
+        for seed in (1, 2):
+            agent = {"horizon": horizon, **({"added": 7} if name == "new" else {"removed": None})}
+            scores = {1000: 10.0, 2000: base + 100.0 * seed}
+            place = tmp_path / name / str(seed)
+            make_run(place, scores, seed=seed, ms=horizon, config={"agent": agent})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shown(*words: str, everything: bool = False, colour: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=200, force_terminal=colour, highlight=False)
+    show_comparison(compare(words), console, everything)
+    return console.file.getvalue()
+
+
+def line(text: str, key: str) -> list[str]:
+    """The cells of a table's row."""
+    (found,) = [row for row in text.splitlines() if re.match(rf"│.*\b{re.escape(key)}\s+│", row)]
+    return [cell.strip() for cell in found.strip("│").split("│")]
+
+
+def test_keys_added_removed_and_changed(sides):
+    kinds = compare(["old", "new"]).kinds
+    found = {key: kind for key, (kind,) in kinds.items() if kind != "same"}
+    assert found == {
+        "agent.horizon": "changed",
+        "agent.added": "added",
+        "agent.removed": "removed",
+    }
+
+
+def test_only_differences_are_shown_unless_asked(sides):
+    text = shown("old", "new")
+    assert line(text, "agent.horizon") == ["~", "agent.horizon", "3", "5"]
+    assert line(text, "agent.added") == ["+", "agent.added", "-", "7"]
+    assert line(text, "agent.removed") == ["-", "agent.removed", "null", "-"]
+    assert "agent.mpc" not in text
+    assert line(shown("old", "new", everything=True), "agent.mpc") == [
+        "",
+        "agent.mpc",
+        "true",
+        "true",
+    ]
+
+
+def test_seeds_versions_and_commit_are_always_shown(sides):
+    text = shown("old", "new")
+    assert line(text, "seed") == ["", "seed", "1, 2", "1, 2"]
+    python = compare(["old", "new"]).sides[0].facts["versions.python"]
+    assert line(text, "versions.python") == ["", "versions.python", python, python]
+    assert "git_commit" in text
+
+
+def test_differences_are_coloured_and_equal_values_are_not(sides):
+    text = shown("old", "new", colour=True)
+    assert "\x1b[1;33m5\x1b[0m" in text  # bold yellow: changed
+    assert "\x1b[1;32m7\x1b[0m" in text  # bold green: added
+
+
+def test_two_runs_that_differ_only_by_seed_say_so(sides):
+    text = shown("old/1", "old/2")
+    assert line(text, "seed")[:2] == ["~", "seed"]
+    assert "agent." not in text
+
+
+def test_statistics_stand_side_by_side_with_intervals(sides):
+    text = shown("old", "new")
+    last = line(text, "last evaluation")
+    assert last[1].startswith("150 [")
+    assert last[2].startswith("250 [")
+    assert line(text, "best") == ["best", *last[1:]]
+    assert line(text, "frames") == ["frames", "2,000", "2,000"]
+    assert line(text, "ms per agent step") == ["ms per agent step", "3", "5"]
+    # 50 at frame 0, 10, then 100 or 200: (30 + 55) / 2 = 42.5 and (30 + 105) / 2 = 67.5
+    assert line(text, "area under curve")[1].startswith("55 [")
+
+
+def test_the_probability_of_improvement_needs_several_seeds_on_both_sides(sides):
+    """new has 200 and 300, old 100 and 200: three wins and a tie in four pairs."""
+    words = "A run of new beats one of old at 2,000 frames with probability 0.875 ["
+    assert words in shown("old", "new")
+    assert "beats" not in shown("old", "new/1")
+
+
+def test_sides_of_different_length_are_compared_at_the_same_frames(sides):
+    for seed in (1, 2):
+        make_run(Path("long") / str(seed), {2000: 150.0, 9000: 999.0}, seed=seed)
+    ((_, _, at, chance),) = compare(["old", "long"]).improvements(TASK)
+    assert (at, chance.value) == (2000, 0.5)  # 150 against 100 and 200
+
+
+def test_three_sides_are_compared_with_the_first(sides):
+    assert compare(["old", "new", "old/1"]).kinds["agent.horizon"] == ["changed", "same"]
+
+
+def test_json_holds_everything(sides, capsys):
+    assert main(["compare", "old", "new", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [side["name"] for side in data["sides"]] == ["old", "new"]
+    assert data["differences"]["agent.horizon"] == {"kinds": ["changed"], "values": [3, 5]}
+    assert data["statistics"][TASK][1]["last"]["value"] == 250.0
+    assert data["improvement"][0]["value"] == 0.875
+    assert data["notes"] == []
+
+
+def test_a_mixed_folder_and_a_run_without_evaluations_are_said(sides):
+    make_run(Path("old/3"), {}, seed=3, status="running", config={"agent": {"horizon": 9}})
+    notes = compare(["old", "new"]).notes
+    assert notes[0].startswith("old/3 has no evaluation yet (running")
+    assert notes[1] == "old holds runs that also differ in agent.horizon, agent.removed."
+
+
+def test_words_from_a_run_neither_style_nor_steer_the_terminal(sides):
+    make_run(Path("bad"), {100: 1.0}, config={"agent": {"note": "[bold]x[/]\x1b[2J"}})
+    text = shown("old/1", "bad", colour=True)
+    assert "[bold]x[/]\N{REPLACEMENT CHARACTER}[2J" in text
+    assert "\x1b[2J" not in text
+
+
+@pytest.mark.parametrize(
+    ("tokens", "code", "sentence"),
+    [
+        (["old"], 2, "compare takes two or more runs, or folders of runs."),
+        (["old", "gone"], 1, "There is no run directory gone."),
+    ],
+)
+def test_a_wrong_comparison_is_one_sentence(sides, capsys, tokens, code, sentence):
+    assert main(["compare", *tokens]) == code
+    assert capsys.readouterr().err == f"{sentence}\n"
