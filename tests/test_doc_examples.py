@@ -1,0 +1,403 @@
+"""The documentation runs: its Python and shell blocks, its tables and its links are checked here.
+
+In a page, a block whose first line is a comment with a file's name is that file. All pages are read
+in one folder with a finished run in it, for which RUN stands. Python blocks of a page are one
+program; commands are at least read by the command line's own parsers, and run where that is quick.
+"""
+
+import ast
+import csv
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium
+import pytest
+
+import forethought
+from forethought import cli, presets
+from forethought import config as conf
+from forethought.agents.registry import AGENTS, config_class
+from forethought.agents.tdmpc2.config import TDMPC2Config
+from forethought.envs import check_task, make_env, make_single
+from forethought.presets import flags
+from forethought.tracking import columns
+from forethought.tracking.catalog import Entry
+from tests.stubs import CounterEnv
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+HYPER = DOCS / "agents" / "tdmpc2.md"
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+OF_EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
+COMMAND = re.compile(r"^(?:\$ )?((?:forethought|make) \S.*)$", re.MULTILINE)
+WORDS = {"AGENT": "tdmpc2", "TASK": "gym:Pendulum-v1", "STEP": "400"}
+"""What stands for a word in capitals, besides RUN."""
+NOTHING = SimpleNamespace(exit_code=0)
+"""A run that is not made."""
+QUICK = ("list", "evaluate")
+"""Verbs that are really run."""
+
+
+def blocks(page):
+    """(language, text) of every fenced block."""
+    return FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def files_in(page):
+    return {found[1]: text for _, text in blocks(page) if (found := FILE.match(text))}
+
+
+def programs(page):
+    """The Python blocks of a page that are no files."""
+    codes = [text for language, text in blocks(page) if language == "python"]
+    return [code for code in codes if not FILE.match(code)]
+
+
+def commands(page):
+    """Every `forethought ...` and `make ...` of a page, in blocks and in running text, as words."""
+    text = page.read_text(encoding="utf-8")
+    found = [line for _, code in FENCE.findall(text) for line in COMMAND.findall(code)]
+    prose = FENCE.sub("", text)
+    found += re.findall(r"`((?:forethought|make) [^`]*)`", prose)
+    return [shlex.split(line, comments=True) for line in dict.fromkeys(found)]
+
+
+def table(page, heading):
+    """The rows, as lists of cells, of the first table under a heading."""
+    text = page.read_text(encoding="utf-8")
+    part = re.split(rf"^#+ {re.escape(heading)}\n", text, flags=re.MULTILINE)[1]
+    lines = re.search(r"^\|.*\n\|---.*\n((?:\|.*\n)+)", part, re.MULTILINE)[1].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def first_names(page, heading):
+    """The names in the first column of that table."""
+    return [row[0].split("`")[1] for row in table(page, heading)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the files of all pages, and a run on the environment that one of them makes.
+
+    It is trained by the installed command, in workers: neither has the folder on its path.
+    """
+    folder = tmp_path_factory.mktemp("docs")
+    for page in PAGES:
+        for name, text in files_in(page).items():
+            (folder / name).write_text(text, encoding="utf-8")
+    command = next(words for words in commands(DOCS / "your_environment.md") if "debug" in words)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    script = Path(sys.executable).parent / command[0]
+    done = subprocess.run(
+        [script, *command[1:], "--out", "RUN"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return SimpleNamespace(folder=folder, run=folder / "RUN")
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    """Being in that folder, with a path of one's own to import from."""
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return place
+
+
+# Examples
+
+
+def test_an_environment_in_the_current_folder_trains_by_name_and_in_workers(place):
+    with (place.run / "episodes.csv").open(newline="") as file:
+        seen = {row["env_index"] for row in csv.DictReader(file)}
+    assert seen == {"0", "1"}
+    assert json.loads((place.run / "run.json").read_text())["task"] == "gym:puck:Puck-v0"
+
+
+@OF_EVERY_PAGE
+def test_python_blocks_run_from_top_to_bottom(here, page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__", "RUN": here.run}
+    for code in programs(page):
+        exec(compile(code, page.name, "exec"), names)  # noqa: S102
+
+
+def test_the_pages_for_python_have_examples():
+    pages = ("README.md", "docs/python_api.md", "docs/run_directory.md")
+    assert all(programs(ROOT / page) for page in pages)
+
+
+def test_extra_columns_of_the_example_reach_a_row(here):
+    env = make_env("gym:windy:WindyPuck-v0")
+    _, infos = env.reset(seed=[3])
+    assert infos["wind"].shape == (1, 2)
+    assert env.spec_for_agent.columns[0].name == "wind"
+    env.close()
+
+
+def test_a_script_for_workers_has_the_guard_that_it_tells_of():
+    code = files_in(DOCS / "your_environment.md")["train_puck.py"]
+    assert [type(node) for node in ast.parse(code).body][-1] is ast.If
+    compile(code, "train_puck.py", "exec")
+
+
+def test_a_module_that_raises_is_told_with_its_traceback(here):
+    (here.folder / "broken_env.py").write_text("width = 1 / 0\n", encoding="utf-8")
+    with pytest.raises(conf.ConfigError) as caught:
+        check_task("gym:broken_env:X-v0")
+    assert "gym:broken_env:X-v0 raised ZeroDivisionError" in str(caught.value)
+    assert "width = 1 / 0" in caught.value.__notes__[0]
+
+
+def test_an_id_without_its_module_is_told_how_to_name_it(here):
+    with pytest.raises(conf.ConfigError, match="is named gym:MODULE:ID"):
+        check_task("gym:rink/Puck-v0")
+
+
+def test_an_own_environment_may_bear_the_name_of_one_that_never_terminates(monkeypatch):
+    spec = gymnasium.envs.registration.EnvSpec("Pusher-v9", entry_point=CounterEnv)
+    monkeypatch.setitem(gymnasium.registry, "Pusher-v9", spec)
+    assert make_single("gym:Pusher-v9").spec_for_agent.terminates
+    assert not make_single("gym:Pendulum-v1").spec_for_agent.terminates
+
+
+# Commands
+
+
+@OF_EVERY_PAGE
+def test_every_command_is_one_that_the_command_line_takes(page, here, capsys, monkeypatch):
+    monkeypatch.setattr("forethought.training.loop.train_run", lambda config, out: NOTHING)
+    refused = [shlex.split(command) for command, _ in console_examples()]
+    for program, *words in commands(page):
+        if words in refused:
+            continue  # its words are compared below
+        words = [put_in(word, here.run) for word in words if word not in ("...", "…")]
+        if program == "make":
+            assert words[0] in make_targets(), f"make {words[0]}"
+        elif not words or words[0].startswith("-") or "--help" in words or words[0] in QUICK:
+            assert cli.main(words) == 0, f"{words}: {capsys.readouterr().err}"
+        elif len(words) == 1:
+            assert words[0] in cli.VERBS, f"forethought {words[0]}"
+        elif words[0] == "train":
+            check_task(words[2])
+            assert cli.main(words) == 0, f"{words}: {capsys.readouterr().err}"
+        else:
+            read_only(*words)
+
+
+def put_in(word, run):
+    return WORDS.get(word, re.sub(r"^RUN(?=$|/)", str(run), word))
+
+
+def read_only(verb, *words):
+    """Whether a verb has these flags, without doing what they ask for."""
+    options = getattr(cli, f"{verb.capitalize()}Options")
+    given = flags.read(words, conf.field_types(options))[1]
+    conf.from_dict(options, given)
+
+
+def make_targets():
+    return re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_every_verb_is_in_the_documentation():
+    used = {words[1] for page in PAGES for words in commands(page) if words[0] == "forethought"}
+    assert set(cli.VERBS) <= used
+
+
+def console_examples():
+    text = "".join(code for lang, code in blocks(DOCS / "configuration.md") if lang == "console")
+    return re.findall(r"^\$ forethought (.*)\n(.*)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("command", "said"), console_examples())
+def test_what_makes_no_sense_is_refused_in_the_words_of_the_page(command, said, capsys):
+    assert cli.main(shlex.split(command)) == 2
+    assert capsys.readouterr().err.strip() == said
+
+
+def every_flag(cls, prefix=""):
+    """The flags of a configuration class, those of every kind of a group included."""
+    for name, annotation in conf.field_types(cls).items():
+        kinds = conf.union_members(annotation)
+        group = [annotation] if dataclasses.is_dataclass(annotation) else list(kinds.values())
+        if not group or kinds:
+            yield prefix + name
+        for member in group:
+            yield from every_flag(member, f"{prefix}{name}.")
+
+
+@OF_EVERY_PAGE
+def test_every_dotted_flag_exists(page):
+    known = set(every_flag(conf.RunConfig))
+    known |= {key for name in AGENTS for key in every_flag(config_class(name), "agent.")}
+    for flag in re.findall(r"--((?:\w+\.)+[\w-]+)", page.read_text(encoding="utf-8")):
+        key = flag.replace("-", "_")
+        assert key in known or key.replace(".no_", ".") in known or "horzon" in key, f"--{flag}"
+
+
+@OF_EVERY_PAGE
+def test_every_link_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]*)(?:#[\w-]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+@OF_EVERY_PAGE
+def test_every_anchor_is_a_heading(page):
+    links = re.findall(r"\]\(([^)#:]*)#([\w-]*)\)", page.read_text(encoding="utf-8"))
+    for target, anchor in links:
+        other = page.parent / target if target else page
+        headings = re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), re.MULTILINE)
+        slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        assert anchor in slugs, f"{target}#{anchor}"
+
+
+# Tables that the code decides
+
+
+def test_every_public_name_is_on_the_python_page():
+    page = DOCS / "python_api.md"
+    shown = re.findall(r"^\| \[`(\w+)`\]", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(shown) == sorted(forethought.__all__)
+    assert all(getattr(forethought, name).__doc__ for name in forethought.__all__)
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [
+        ("Every CSV begins with", columns.LEADING),
+        ("train.csv", columns.train_columns(())[len(columns.LEADING) :]),
+        ("episodes.csv", columns.EPISODE[len(columns.LEADING) :]),
+        ("eval.csv", columns.EVALUATION[len(columns.LEADING) :]),
+        ("Checkpoints", None),
+    ],
+)
+def test_the_page_of_the_run_directory_has_every_column_in_order(place, heading, names):
+    if names is None:  # no columns but files: those of a real checkpoint
+        folder = max((place.run / "checkpoints").glob("step-*"))
+        names = sorted(path.name for path in folder.iterdir())
+        assert sorted(first_names(DOCS / "run_directory.md", heading)) == names
+    else:
+        assert first_names(DOCS / "run_directory.md", heading) == list(names)
+
+
+def test_the_page_of_the_run_directory_names_every_entry_of_a_run(place):
+    page = DOCS / "run_directory.md"
+    entries = {name.rstrip("/") for name in first_names(page, "The run directory")}
+    assert {path.name for path in place.run.iterdir()} <= entries
+    keys = first_names(page, "run.json")
+    assert set(json.loads((place.run / "run.json").read_text())) <= set(keys)
+    fields = [field.name for field in dataclasses.fields(Entry)]
+    text = page.read_text(encoding="utf-8").split("lists them:")[1]
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)[: len(fields)] == fields
+
+
+def event_kinds():
+    """Every kind of event that the source names: first words of `event`, `_warn` and `Alarm`."""
+    for path in (ROOT / "src" / "forethought").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if name in ("event", "_event", "_warn", "Alarm"):
+                    yield node.args[0].value
+
+
+def test_every_kind_of_event_is_explained():
+    shown = first_names(DOCS / "run_directory.md", "events.jsonl")
+    assert set(event_kinds()) - set(shown) == set()
+
+
+def test_every_preset_is_in_the_table_of_presets():
+    assert first_names(DOCS / "configuration.md", "Presets") == presets.names()
+
+
+def cell(value):
+    """A value as a table shows it."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+@pytest.mark.parametrize("group", ["env", "replay", "train", "eval", "track"])
+def test_the_page_of_the_configuration_has_every_key_with_its_default(group):
+    cls = type(getattr(default_config(), group))
+    values = conf.to_dict(cls())
+    wanted = [[f"`{group}.{name}`", cell(values[name])] for name in conf.field_types(cls)]
+    assert [row[:2] for row in table(DOCS / "configuration.md", group)] == wanted
+
+
+def default_config(*names):
+    layers = presets.layers(names, None, "tdmpc2")
+    return conf.build_run_config("tdmpc2", "gym:Pendulum-v1", TDMPC2Config, layers)
+
+
+def value_of(config, key):
+    """What a run has for a key of the table, sizes and iterations resolved; None is derived."""
+    *groups, name = key.split(".")
+    inner = config
+    for group in groups:
+        inner = getattr(inner, group)
+    if groups[-1] == "model" and hasattr(inner.resolved, name):
+        return getattr(inner.resolved, name)
+    if name == "iterations":
+        return inner.iterations_for(6)
+    value = getattr(inner, name)
+    return getattr(value, "kind", value)
+
+
+def shown(text):
+    if text == "derived":
+        return None
+    return text if text == "off" else presets.parse_scalar(text.replace(",", ""))
+
+
+def test_hyper_parameters_on_the_page_are_those_of_the_presets():
+    for key, default, _, small, _ in table(HYPER, "Hyper-parameters"):
+        key = key.strip("`")
+        assert value_of(default_config(), key) == shown(default), key
+        small = default if small == "same" else small
+        assert value_of(default_config("tdmpc2_small"), key) == shown(small), key
+
+
+def test_the_preset_tdmpc2_has_the_official_numbers():
+    """The official value ends its cell; only what a word describes is not compared."""
+    compared = 0
+    for key, _, official, *_ in table(HYPER, "Hyper-parameters"):
+        number = shown(official.split(" ")[-1])
+        ours = value_of(default_config("tdmpc2"), key.strip("`"))
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            assert ours == number, key
+            compared += 1
+    assert compared >= 40
+
+
+def test_every_option_of_tdmpc2_is_on_its_page():
+    text = HYPER.read_text(encoding="utf-8")
+    rows = {row[0].strip("`") for row in table(HYPER, "Hyper-parameters")}
+    own = set(every_flag(TDMPC2Config, "agent."))
+    kinds = {key for key in own if re.match(r"agent\.(schedule|returns)\.", key)}
+    assert own - kinds - rows == set()
+    assert {key for key in kinds if key not in text} == set()
+
+
+def test_every_metric_of_tdmpc2_is_explained():
+    from forethought.agents.tdmpc2.agent import PLAN_METRICS
+    from forethought.agents.tdmpc2.update import METRICS
+
+    names = columns.train_columns((*METRICS, "termination_loss", *PLAN_METRICS))
+    own = set(names) - set(columns.LEADING) - set(columns.TRAIN_TIMES)
+    assert set(first_names(HYPER, "Metrics")) == own
