@@ -52,13 +52,13 @@ learn: setup  ## the learning runs behind docs/results (hours)
 	$(PY) benchmarks/learning.py
 
 resume-check: setup  ## kill runs with -9, resume them, compare bit for bit
-	$(ENV) $(PY) scripts/exact_resume.py
+	$(ENV) $(PY) scripts/faults/exact_resume.py
 
 faults: setup  ## 200 real kills and 200 flipped bits: does every run resume? (minutes)
-	$(ENV) $(PY) scripts/faults.py
+	$(ENV) $(PY) scripts/faults/kills_and_flips.py
 
 faults-beside-sb3: setup  ## the same faults done to Stable-Baselines3 and to us, in a table
-	$(ENV) $(PY) scripts/faults_beside_sb3.py
+	$(ENV) $(PY) scripts/faults/beside_sb3.py
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf $(VENV) .venv-quickstart .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

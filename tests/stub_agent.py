@@ -197,6 +197,21 @@ def stub_run(task: str = "gym:Pendulum-v1", **layers: Any) -> RunConfig:
     return build_run_config("stub", task, StubConfig, [base, layers])
 
 
+LOOP_STATE = (
+    "evaluations",
+    "evaluation_pending",
+    "score",
+    "scored_at",
+    "clock",
+    "budget",
+    "gates",
+    "log_every",
+    "eval_every",
+    "save_every",
+    "collector",
+)
+
+
 def training_record(path: Path) -> dict[str, Any]:
     """All of a run that must not depend on time: CSV rows, and the tensors and JSON at its end."""
     record: dict[str, Any] = {}
@@ -208,6 +223,8 @@ def training_record(path: Path) -> dict[str, Any]:
     newest, _ = files.newest_verified(path / "checkpoints")
     record["checkpoint"] = newest.name
     record["agent"] = files.read_json(newest / "agent.json")
+    loop = files.read_json(newest / "loop.json")
+    record["loop"] = {key: loop[key] for key in LOOP_STATE}
     for name in ("agent", "replay", "loop"):
         tensors = files.load_tensors(newest / f"{name}.safetensors")
         record[f"{name} tensors"] = {

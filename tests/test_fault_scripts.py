@@ -10,9 +10,10 @@ import pytest
 from forethought import files
 from forethought.files import Manifest
 from forethought.training.loop import train_run
+from tests.faults.forgery import forge_json, forge_tensors
 from tests.stub_agent import register, stub_run
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "scripts" / "faults"
 
 
 @pytest.fixture
@@ -62,6 +63,23 @@ def test_runs_that_differ_in_a_number_or_a_bit_are_different(run, scripts, tmp_p
     text = (same / "train.csv").read_text()
     (same / "train.csv").write_text(text.replace("\n150,", "\n149,"))
     assert differences(run, same) == ["train.csv"]
+    (same / "train.csv").write_text(text)
+    last = files.published(same / "checkpoints")[-1]
+    forge_tensors(last, "agent.safetensors", lambda tensors: tensors["weight"][:1].neg_())
+    forge_json(last, "loop.json", "gates.low_evaluations", 7)
+    assert differences(run, same) == ["loop.json", "agent: weight"]
+
+
+@pytest.mark.parametrize(
+    ("part", "key"), [(0, "right"), (0, "runs_equal_to_undisturbed"), (1, "detected")]
+)
+def test_one_miss_among_all_is_not_right(scripts, part, key):
+    all_right = scripts("kills_and_flips").all_right
+    found = ({"kills": 3, "right": 3, "runs": 2, "runs_equal_to_undisturbed": 2},)
+    found += ({"flips": 4, "detected": 4},)
+    assert all_right(*found)
+    found[part][key] -= 1
+    assert not all_right(*found)
 
 
 def kill(kill_runs, **changes):

@@ -236,6 +236,19 @@ def test_optimiser_state_round_trips_bit_for_bit() -> None:
     assert torch.equal(layer.weight, other.weight)
 
 
+def test_restored_optimiser_state_lies_where_its_parameter_does() -> None:
+    """All of it: on an accelerator fused Adam reads its step count there. `meta` stands for one."""
+    weight = nn.Parameter(torch.empty(3, device="meta"))
+    optimiser = adam([{"params": [weight]}], eps=1e-8)
+    saved = {
+        "w/step": torch.tensor(7.0),
+        "w/exp_avg": torch.zeros(3),
+        "w/exp_avg_sq": torch.ones(3),
+    }
+    restore_optimiser(optimiser, {weight: "w"}, saved)
+    assert {x.device.type for x in optimiser.state[weight].values()} == {"meta"}
+
+
 def test_bf16_is_refused_where_it_is_emulated() -> None:
     with pytest.raises(ConfigError, match="bf16 is offered on CUDA only"):
         autocast("bf16", torch.device("cpu"))

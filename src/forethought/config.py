@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar, Union
 
 T = TypeVar("T")
+LONGEST_TIMEOUT_SECONDS = 1_000_000
+"""Eleven days; operating systems wait for 24 at most."""
 
 
 class ForethoughtError(Exception):
@@ -94,7 +96,8 @@ class EnvConfig:
     def __post_init__(self) -> None:
         require(self.num_envs >= 1, "env.num_envs", self.num_envs, "at least 1")
         seconds, restarts = self.timeout_seconds, self.max_restarts
-        require(seconds > 0, "env.timeout_seconds", seconds, "above 0")
+        rule = f"above 0 and at most {LONGEST_TIMEOUT_SECONDS}"
+        require(0 < seconds <= LONGEST_TIMEOUT_SECONDS, "env.timeout_seconds", seconds, rule)
         require(restarts is None or restarts >= 1, "env.max_restarts", restarts, "at least 1")
         if restarts is not None and self.on_env_error == "halt":
             raise ConfigError(

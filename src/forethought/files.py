@@ -40,6 +40,10 @@ MAX_JSON_BYTES = 16 * 2**20
 """Of a JSON file: more is neither written nor read (parsed, it takes up to 30 times as much)."""
 MAX_HEADER_BYTES = 4 * 2**20
 """Of the description at the head of a safetensors file, enough for 40,000 tensors."""
+MAX_LINE_BYTES = 16 * 2**20
+"""Of one line in a file of lines."""
+MAX_LINES_BYTES = 2**28
+"""Of a file of lines that is read whole: a CSV with millions of rows."""
 MAX_FILES = 1000
 """In a published directory."""
 SPACE_RESERVE = 16 * 2**20
@@ -109,6 +113,20 @@ def read_bytes(path: Path, limit: int) -> bytes:
             f"{path} is larger than the {size_in_words(limit)} that such a file may be."
         )
     return content
+
+
+def end_of_lines(path: Path) -> int:
+    """Where the last whole line of a file ends; of a long file only the end is looked at."""
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        start = max(0, size - MAX_LINE_BYTES)
+        file.seek(start)
+        end = file.read(MAX_LINE_BYTES).rfind(b"\n") + 1
+    if start and not end:
+        raise FileError(
+            f"{path} is damaged: its last line is longer than {size_in_words(MAX_LINE_BYTES)}."
+        )
+    return start + end
 
 
 def write_text_atomic(path: Path, text: str) -> None:

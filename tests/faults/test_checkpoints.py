@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -26,12 +27,14 @@ from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.cli import main
 from forethought.config import ConfigError, EnvConfig, ForethoughtError, TransitionReplayConfig
 from forethought.files import FileError
+from forethought.replay import blocks
 from forethought.seeding import Streams
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent, read_config, task_spec
 from forethought.training.checkpoint import Checkpoints, config_hash
 from forethought.training.evaluate import evaluate_target
 from forethought.training.loop import resume_run, train_run
+from forethought.training.trainer import Trainer
 from tests.faults.forgery import NEWEST, forge_meta, newest
 from tests.stub_agent import StubAgent, StubConfig, register, stub_run, training_record
 
@@ -88,60 +91,90 @@ def damageable(run: Path) -> list[Path]:
 
 # -- kills -----------------------------------------------------------------------------------------
 
-TRAINER = """
-import os, sys
-from pathlib import Path
-import pytest
-from forethought import files
-from forethought.training.build import build_parts
-from forethought.training.loop import train_run
-from tests.stub_agent import register, stub_run
 
-def tell(stage):
-    if stage.startswith("step-"):
-        os.write(1, f"{stage[5:]}\\n".encode())
+class Fork:
+    """A process that does `work`, here because all is imported; `work` is given a function that
+    tells this one a number."""
 
-with pytest.MonkeyPatch.context() as patch:
-    register(patch)
-    files.fault_point = tell
-    train = {"checkpoint_every_agent_steps": 1, "seed_agent_steps": 2, "seed_updates": 2}
-    config = stub_run(steps=10**6, train=train, eval={"every_agent_steps": 0})
-    build_parts(config).env.close()
-    for line in sys.stdin:
-        child = os.fork()  # everything is imported, once for all of them
-        if child == 0:
-            train_run(config, Path(line.strip()))
-        os.write(1, f"child {child}\\n".encode())
-        os.waitpid(child, 0)
-        os.write(1, b"dead\\n")
-"""
+    def __init__(self, work: Callable[[Callable[[int], None]], None]) -> None:
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                work(lambda number: os.write(writing, f"{number}\n".encode()) and None)
+            finally:
+                os._exit(1)  # never back into the tests
+        os.close(writing)
+        self.told = os.fdopen(reading)
+
+    def kill(self) -> list[int]:
+        """Kills it with -9; what it had still told."""
+        os.kill(self.pid, signal.SIGKILL)
+        with self.told:
+            rest = [int(line) for line in self.told]
+        _, status = os.waitpid(self.pid, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        return rest
 
 
-def test_case_01_kill_9_of_a_run_that_saves_at_every_step_loses_at_most_one_interval(tmp_path):
+def test_case_01_kill_9_of_a_run_that_saves_at_every_step_loses_at_most_one_interval(
+    tmp_path, monkeypatch
+):
     """Five real kills; step N begins when the checkpoint of step N - 1 is whole."""
-    draw = random.Random(1)
-    command = [sys.executable, "-c", TRAINER]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as trainer:
-        for number in range(5):
-            path = tmp_path / f"run{number}"
-            print(path, file=trainer.stdin, flush=True)
-            reached = []
-            for line in trainer.stdout:
-                if line.startswith("child"):
-                    child = int(line.split()[1])
-                elif line == "dead\n":
-                    break
-                else:
-                    reached.append(int(line))
-                    if len(reached) == 4:  # past the burst of updates
-                        time.sleep(draw.uniform(0, 0.1))
-                        os.kill(child, signal.SIGKILL)
-            at = Checkpoints(RunDirectory.open(path)).newest()[0]
-            assert int(at.name.removeprefix("step-")) >= reached[-1] - 1
-            resumed = resume_run(path, steps=reached[-1] + 1)
-            assert (resumed.status, resumed.agent_steps) == ("done", reached[-1] + 1)
-        trainer.stdin.close()
+    draw, fault_point = random.Random(1), files.fault_point
+    train = {"checkpoint_every_agent_steps": 1, "seed_agent_steps": 2, "seed_updates": 2}
+    config = stub_run(steps=10**6, train=train, eval={"every_agent_steps": 0, "episodes": 1})
+    for number in range(5):
+        path = tmp_path / f"run{number}"
+
+        def work(tell: Callable[[int], None], path: Path = path) -> None:
+            def fault(stage: str) -> None:
+                if stage.startswith("step-"):
+                    tell(int(stage.removeprefix("step-")))
+
+            monkeypatch.setattr(files, "fault_point", fault)
+            train_run(config, path)
+
+        trainer = Fork(work)
+        reached = [int(next(trainer.told)) for _ in range(4)]  # past the burst of updates
+        time.sleep(draw.uniform(0, 0.1))
+        last = [*reached, *trainer.kill()][-1]
+        assert files.fault_point is fault_point
+        at = Checkpoints(RunDirectory.open(path)).newest()[0]
+        assert int(at.name.removeprefix("step-")) >= last - 1
+        resumed = resume_run(path, steps=last + 1)
+        assert (resumed.status, resumed.agent_steps) == ("done", last + 1)
+
+
+def test_case_01_kill_9_at_50_random_instants_of_saving_leaves_the_newest_whole(run):
+    """A process does nothing but save, so every kill falls in or near a save."""
+    draw, directory = random.Random(2), RunDirectory.open(run)
+    agent = load_agent(run, for_acting=False)
+    loop = (
+        files.read_json(newest(run) / "loop.json"),
+        files.load_tensors(newest(run) / "loop.safetensors"),
+    )
+    clock, saved = loop[0]["clock"], 300
+
+    def work(tell: Callable[[int], None]) -> None:
+        for step in count(saved + 1):
+            clock["agent_steps"] = clock["env_frames"] = loop[0]["budget"]["agent_steps"] = step
+            Checkpoints(directory, keep=2).save(agent, loop, clock, None)
+            tell(step)
+
+    stages = set()
+    for _ in range(50):
+        saver = Fork(work)
+        time.sleep(draw.uniform(0.005, 0.05))
+        done = [saved, *saver.kill()][-1]
+        path, skipped = Checkpoints(directory).newest()
+        saved = int(path.name.removeprefix("step-"))
+        assert skipped == []
+        assert saved in (done, done + 1)  # published, perhaps not yet told
+        stages |= {left.name[:4] for left in directory.checkpoints.glob(".*")}
+        files.recover(directory.checkpoints)
+    assert ".tmp" in stages  # some fell in the middle
+    assert resume_run(run, steps=saved + 5).agent_steps == saved + 5
 
 
 @pytest.mark.parametrize(("stage", "expected"), [("manifest", 1), ("rename", 1)])
@@ -328,6 +361,24 @@ def test_case_04_every_truncated_file_is_named_and_the_previous_checkpoint_taken
     assert checkpoints.newest() == (newest(run), [])
 
 
+def test_a_resume_hashes_the_replay_twice_and_not_more(run, monkeypatch):
+    """Once to choose the checkpoint, once when its rows are taken over: a replay may be large."""
+    hashed: list[str] = []
+    sha256 = files.sha256
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256(path)
+
+    monkeypatch.setattr(files, "sha256", counted)
+    monkeypatch.setattr(blocks, "sha256", counted)
+    monkeypatch.setattr(Trainer, "play_randomly", lambda trainer, stop: stop.request())
+    needed = set(files.read_manifest(newest(run)).meta["replay_blocks"])
+    assert needed
+    resume_run(run, steps=400)
+    assert {hashed.count(name) for name in needed} == {2}
+
+
 @pytest.mark.parametrize("percent", [0, 1, 50, 99])
 def test_case_04_a_truncated_run_json_or_catalog_is_named_or_mended(run, percent):
     for name in ("run.json", "checkpoints/catalog.json"):
@@ -341,6 +392,17 @@ def test_case_04_a_truncated_run_json_or_catalog_is_named_or_mended(run, percent
             assert catalog.sync()[0].startswith("The catalog is made anew: ")
             assert [entry.step for entry in catalog.entries()] == [200, 300]
         (run / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("percent", [0, 1, 50, 99])
+def test_case_04_a_truncated_configuration_is_refused(run, percent):
+    """Half of it may still be YAML, but says something else than the checkpoint does."""
+    whole = (run / "config.yaml").read_bytes()
+    (run / "config.yaml").write_bytes(whole[: len(whole) * percent // 100])
+    before = (run / "run.json").read_bytes()
+    with pytest.raises(ForethoughtError):
+        resume_run(run, steps=310)
+    assert (run / "run.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("file", ["agent.safetensors", "loop.json", "replay.safetensors"])
@@ -533,10 +595,23 @@ def test_case_11_override_takes_the_changes_over_and_tells_them(run):
 
 def test_case_11_a_key_that_the_checkpoint_does_not_know_had_its_default(run):
     """A newer version adds a key: its default is no change, another value is one."""
-    forge_meta(newest(run), lambda meta: meta["config"]["env"].pop("timeout_seconds"))
+    forge_meta(newest(run), lambda meta: meta["config"]["env"].pop("workers"))
     assert resume_run(run).status == "done"
-    edit_config(run, env__timeout_seconds=5.0)
-    with pytest.raises(ConfigError, match=r"env\.timeout_seconds: 60\.0 -> 5\.0"):
+    edit_config(run, env__workers=True)
+    with pytest.raises(ConfigError, match=r"env\.workers: False -> True"):
+        resume_run(run)
+
+
+def test_case_11_what_is_done_about_failures_may_change(run):
+    """A time-out that was too short must not need --override, which is for other results."""
+    edit_config(run, env__timeout_seconds=5.0, env__on_env_error="restart", env__max_restarts=2)
+    assert resume_run(run, steps=310).status == "done"
+    assert not events(run, "configuration-overridden")
+
+
+def test_a_damaged_configuration_is_named_by_its_file(run):
+    edit_config(run, train__threads=0)
+    with pytest.raises(ConfigError, match=r"In .*config\.yaml: train\.threads is 0, but must be"):
         resume_run(run)
 
 

@@ -5,19 +5,21 @@ What a run in training makes of that is in test_restarts.py.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from multiprocessing import active_children
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from forethought.config import ConfigError, EnvConfig
-from forethought.envs import EnvError, EnvFailure, TaskEnv
+from forethought.config import LONGEST_TIMEOUT_SECONDS, ConfigError, EnvConfig
+from forethought.envs import EnvError, EnvFailure, TaskEnv, handles
 from forethought.envs.episodes import run_episodes
 from forethought.spaces import nested
 from tests.faults.stubs import Stubborn
@@ -302,13 +304,65 @@ def test_case_17_a_script_that_workers_cannot_import_is_told_what_it_lacks(tmp_p
     assert last.endswith('does its work below a line `if __name__ == "__main__":`.')
 
 
+# The end of environments
+
+
+class Unclosable(FaultyEnv):
+    """Raises at step 1; its end hangs, or raises too."""
+
+    closed: ClassVar[int] = 0
+
+    def __init__(self, hangs: bool) -> None:
+        super().__init__("raise", at=1)
+        self.hangs = hangs
+
+    def close(self) -> None:
+        Unclosable.closed += 1
+        if self.hangs:
+            time.sleep(3600)
+        raise OSError("the socket is gone")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_case_15_an_end_that_fails_hides_no_failure_and_spares_no_other_environment(
+    monkeypatch, caplog, hangs
+):
+    """Nor does it take the time of a step: a run that is told to stop must stop."""
+    monkeypatch.setattr(handles, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(Unclosable, "closed", 0)
+    envs = vector_of(partial(Unclosable, hangs), num_envs=2, timeout_seconds=60.0)
+    began = time.monotonic()
+    with pytest.raises(EnvFailure, match="Environment 0 raised"), contextlib.closing(envs):
+        envs.reset(seed=0)
+        envs.step(np.zeros((2, 1), np.float32))
+    assert Unclosable.closed == 2 and envs.closed
+    assert time.monotonic() - began < 20
+    told = "did not finish its close" if hangs else "could not be closed: OSError: the socket"
+    assert [told in record.message for record in caplog.records] == [True, True]
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_case_16_the_longest_time_out_can_be_waited_for(workers):
+    with contextlib.closing(
+        vector_of(CounterEnv, num_envs=1, workers=workers, timeout_seconds=LONGEST_TIMEOUT_SECONDS)
+    ) as envs:
+        envs.reset(seed=0)
+
+
 # The configuration
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"timeout_seconds": 0.0}, "env.timeout_seconds is 0.0, but must be above 0."),
+        (
+            {"timeout_seconds": 0.0},
+            "env.timeout_seconds is 0.0, but must be above 0 and at most 1000000.",
+        ),
+        (
+            {"timeout_seconds": float("inf")},
+            "env.timeout_seconds is inf, but must be above 0 and at most 1000000.",
+        ),
         (
             {"max_restarts": 0, "on_env_error": "restart"},
             "env.max_restarts is 0, but must be at least 1.",

@@ -1,5 +1,5 @@
 """Cases 9 and 10: a run that was killed anywhere and resumed equals one that was not, and the same
-seed gives the same run. scripts/exact_resume.py does more moments, with real kills."""
+seed gives the same run. scripts/faults/exact_resume.py does more moments, with real kills."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ import torch
 from forethought import files, presets
 from forethought.config import ForethoughtError
 from forethought.files import FileError
-from forethought.tracking import Catalog, RunDirectory
+from forethought.tracking import Catalog, RunDirectory, read_rows
+from forethought.tracking.events import read_events
 from forethought.training.build import Parts, build_parts, load_agent
 from forethought.training.checkpoint import Checkpoints
 from forethought.training.contents import FILES
@@ -145,6 +146,17 @@ def test_case_06_a_pickle_in_place_of_the_run_s_own_files_is_refused(run, tmp_pa
         (run / name).write_bytes(content)
         with pytest.raises(FileError, match=f"{name} is damaged"):
             resume_run(run, steps=310)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("name", ["train.csv", "episodes.csv", "eval.csv", "events.jsonl", "lock"])
+def test_case_06_a_pickle_in_place_of_a_record_is_never_executed(run, tmp_path, name):
+    for content in bombs(tmp_path / "mark"):
+        (run / name).write_bytes(content)
+        try:
+            resume_run(run, steps=310)
+        except ForethoughtError as error:
+            assert name in str(error)
     assert not (tmp_path / "mark").exists()
 
 
@@ -326,6 +338,23 @@ def test_a_terabyte_of_description_is_not_read(run, name):
     make_endless(run / name)
     with pytest.raises(FileError, match=f"{name} is larger than the"):
         resume_run(run)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "train.csv", "episodes.csv", "eval.csv"])
+def test_a_terabyte_of_lines_is_not_read(run, name):
+    """By a resume, which looks at the end of such a file, and by readers of the whole."""
+    with (run / name).open("r+b") as opened:
+        opened.truncate(TERABYTE)
+    with pytest.raises(FileError, match=f"{name} is damaged: its last line is longer than 16.8 MB"):
+        resume_run(run, steps=400)
+    with (run / name).open("r+b") as opened:
+        opened.seek(-1, os.SEEK_END)
+        opened.write(b"\n")
+    with pytest.raises(FileError, match=f"{name} is larger than the 268.4 MB"):
+        read_events(run / name) if name == "events.jsonl" else read_rows(run / name)
+    if name != "events.jsonl":  # whose lines no checkpoint counts
+        assert resume_run(run, steps=400).status == "done"
+        assert (run / name).stat().st_size < 10**6
 
 
 def test_a_terabyte_of_manifest_or_catalog_is_not_read(run, parts):

@@ -74,19 +74,29 @@ def check_restarted(fault: str, workers: bool, reason: str, path, monkeypatch) -
 
 
 def check_slices(run: Run) -> None:
-    """A slice has two rows: its count must go up by one, with the offset of one episode."""
-    obs = load_agent(run.path, for_acting=False).replay.sample(4000).obs
-    assert (obs[1, :, 0] - obs[0, :, 0]).unique().tolist() == [1.0]
-    assert (obs[1, :, 1] == obs[0, :, 1]).all()
+    """Within a slice the count must go up by one, with the offset of one episode."""
+    batch = load_agent(run.path, for_acting=False).replay.sample(4000)
+    obs = batch.obs  # [L, B, 2]
+    assert (obs[1:, :, 0] - obs[:-1, :, 0]).unique().tolist() == [1.0]
+    assert (obs[:, :, 1] == obs[0, :, 1]).all()
+    assert batch.reward.isfinite().all()
 
 
-def test_case_13_nothing_bad_is_stored(tmp_path, monkeypatch):
+def test_case_13_a_bad_value_halts_the_run(tmp_path, monkeypatch):
     choose(monkeypatch, [(1, 0)])
     with pytest.raises(EnvFailure, match="The reward of environment 1 at step 3 is nan"):
         train_run(stub_run(task("nan-reward"), env={"num_envs": 2}), tmp_path / "run")
     about = RunDirectory.open(tmp_path / "run").run_json
     assert about["status"] == "failed"
     assert about["error"].startswith("EnvFailure: The reward of environment 1 at step 3 is nan")
+
+
+@pytest.mark.parametrize("fault", ["nan-reward", "nan-observation"])
+def test_case_13_nothing_bad_is_stored_when_the_run_goes_on(fault, tmp_path, monkeypatch):
+    reason = "The reward of environment 0 at step 3 is nan"
+    if fault == "nan-observation":
+        reason = "The observation of environment 0 at step 3 is not finite: it holds nan"
+    check_restarted(fault, False, reason, tmp_path / "run", monkeypatch)
 
 
 @BOTH
@@ -264,18 +274,21 @@ def test_case_17_an_environment_that_kills_its_process_is_restarted(tmp_path, mo
 
 
 @pytest.mark.parametrize("kind", ["transitions", "episodes"])
-@pytest.mark.parametrize(("length", "at"), [(1, 1), (2, 1), (2, 2), (3, 3), (7, 4)])
+@pytest.mark.parametrize(
+    ("length", "at", "horizon"), [(1, 1, 1), (2, 1, 1), (2, 2, 2), (3, 3, 1), (7, 4, 3)]
+)
 def test_case_23_no_slice_crosses_the_end_or_the_loss_of_an_episode(
-    kind, length, at, tmp_path, monkeypatch
+    kind, length, at, horizon, tmp_path, monkeypatch
 ):
-    """Every second episode of environment 0 is lost, two of three in environment 1; the replay
-    wraps several times. tests/test_replay_properties.py has the rule itself, with hypothesis."""
+    """Every second episode of environment 0 is lost, two of three in environment 1; with a horizon
+    of 3 they are shorter than a slice. The replay wraps several times.
+    tests/test_replay_properties.py has the rule itself, with hypothesis."""
     lost = [(0, n) for n in range(0, 400, 2)] + [(1, n) for n in range(400) if n % 3]
     choose(monkeypatch, lost)
     spec = EnvSpec("fault/short-v0", partial(ChosenFaults, "raise", at, length))
     monkeypatch.setitem(gymnasium.registry, spec.id, spec)
     layers = {
-        "agent": {"horizon": 1, "batch_size": 4},
+        "agent": {"horizon": horizon, "batch_size": 4},
         "replay": {"kind": kind, "capacity_rows": 60, "block_rows": 7},
         "steps": 200,
         "eval": {"every_agent_steps": 0, "episodes": 1},

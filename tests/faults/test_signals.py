@@ -75,9 +75,16 @@ def status_of(path: Path) -> str:
 def test_case_18_a_run_stopped_by_a_signal_saves_and_resumes_exactly(
     moment, undisturbed, tmp_path, monkeypatch, capfd
 ):
-    at(monkeypatch, MOMENTS[moment], send)
+    sent: list[float] = []
+
+    def act() -> None:
+        sent.append(time.monotonic())
+        send()
+
+    at(monkeypatch, MOMENTS[moment], act)
     run = train_run(stub_run(**TWO), tmp_path / "run")
     assert (run.status, run.exit_code) == ("interrupted", 143)
+    assert time.monotonic() - sent[0] < 10
     told = capfd.readouterr().err
     assert "\nSIGTERM: saving, then stopping" in told
     assert told.endswith(f"Continue with: forethought resume {run.path}\n")
@@ -225,6 +232,23 @@ def test_case_18_a_checkpoint_is_never_given_up(tmp_path, monkeypatch, undisturb
     at(monkeypatch, "save-300", slow)
     run = train_run(stub_run(**TWO), tmp_path / "run")
     assert (run.status, run.agent_steps) == ("interrupted", 300)
+    assert "given up" not in capfd.readouterr().err
+    assert resume_run(run.path).status == "done"
+    assert training_record(run.path) == undisturbed
+
+
+def test_case_18_the_first_checkpoint_is_not_given_up_either(
+    tmp_path, monkeypatch, undisturbed, capfd
+):
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 1.0)
+
+    def slow() -> None:
+        send()
+        time.sleep(1.5)
+
+    at(monkeypatch, "save-0", slow)
+    run = train_run(stub_run(**TWO), tmp_path / "run")
+    assert (run.status, run.agent_steps) == ("interrupted", 0)
     assert "given up" not in capfd.readouterr().err
     assert resume_run(run.path).status == "done"
     assert training_record(run.path) == undisturbed

@@ -13,6 +13,8 @@ from forethought.spaces.structure import EnvFailure
 
 BUILD_SECONDS = 60.0
 """The least time that building an environment may take: imports and a new process are slow."""
+CLOSE_SECONDS = 5.0
+"""The most time that it may take to end; one that hangs must not keep a run from stopping."""
 
 
 class Handle(Protocol):
@@ -105,5 +107,9 @@ class LocalHandle:
         dog = self._watchdog
         if dog is None:
             return work(*arguments)
-        seconds = max(dog.seconds, BUILD_SECONDS) if command == "build" else dog.seconds
+        seconds = dog.seconds
+        if command == "build":
+            seconds = max(seconds, BUILD_SECONDS)
+        elif command == "close":
+            seconds = min(seconds, CLOSE_SECONDS)
         return dog.run(Call(self._index, command, self._step, seconds), work, *arguments)

@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from forethought.config import ForethoughtError, require
+from forethought.config import LONGEST_TIMEOUT_SECONDS, ForethoughtError, require
 from forethought.envs.handles import Handle, LocalHandle
 from forethought.envs.task_env import Step, TaskEnv
 from forethought.envs.watchdog import Watchdog
@@ -56,8 +56,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     ) -> None:
         """A request that lasts longer than `timeout_seconds` is an EnvFailure; None: for ever."""
         require(len(makers) >= 1, "num_envs", len(makers), "at least 1")
-        ok = timeout_seconds is None or timeout_seconds > 0
-        require(ok, "timeout_seconds", timeout_seconds, "above 0")
+        ok = timeout_seconds is None or 0 < timeout_seconds <= LONGEST_TIMEOUT_SECONDS
+        rule = f"above 0 and at most {LONGEST_TIMEOUT_SECONDS}"
+        require(ok, "timeout_seconds", timeout_seconds, rule)
         self.closed = False
         self.num_envs = len(makers)
         self.failed: set[int] = set()
@@ -181,10 +182,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def rebuild(self, i: int) -> None:
         """Put a new environment into the place of number `i`; it must be reset before its first
         step. An EnvFailure if it cannot be built; `i` then stays among the `failed`."""
-        try:
-            self._handles[i].close()
-        except EnvFailure as failure:  # it failed before: what counts is the one that comes
-            log.warning("%s", failure)
+        _close(self._handles[i])
         self._handles[i] = self._handle(i)
         self._handles[i].request("spec")
         if _sound(self._results([i])[0]) != self.spec_for_agent:
@@ -199,10 +197,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return tuple(self._all("render"))
 
     def close_extras(self, **kwargs: Any) -> None:
-        """End every environment and its process."""
+        """End every environment and its process; one that fails in that is only warned about."""
         try:
             for handle in self._handles:
-                handle.close()
+                _close(handle)
         finally:
             if self._watchdog is not None:
                 self._watchdog.close()
@@ -267,6 +265,14 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if self._obs[int(i)] is None:
                 raise EnvError(f"Environment {i} was never reset; the first reset takes no mask.")
         return chosen
+
+
+def _close(handle: Handle) -> None:
+    """Nobody needs it any more: a failure now must not hide an earlier one, nor spare the rest."""
+    try:
+        handle.close()
+    except EnvFailure as failure:
+        log.warning("%s", failure)
 
 
 def _sound(answer: T | EnvFailure) -> T:

@@ -20,13 +20,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from forethought.config import ConfigError, ForethoughtError
-from forethought.envs.handles import BUILD_SECONDS, answer, build, steps_after
+from forethought.envs.handles import BUILD_SECONDS, CLOSE_SECONDS, answer, build, steps_after
 from forethought.envs.task_env import TaskEnv
 from forethought.envs.watchdog import doing, too_long
 from forethought.spaces.structure import EnvError, EnvFailure
 
-CLOSE_SECONDS = 5.0
-"""How long a worker may take to end by itself before it is killed."""
 LAST_WAIT_SECONDS = 0.5
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -33,9 +33,14 @@ def health(
 
 
 def _norm(name: str, tensors: Iterable[Tensor]) -> dict[str, Any]:
-    # In float64 on the CPU: a norm that overflows float32 must not look like a broken one.
-    joined = torch.cat([x.detach().to("cpu", torch.float64).flatten() for x in tensors])
+    # In float64: a norm that overflows float32 must not look like a broken one. On the CPU, for
+    # not every device has float64; one by one, for all together may not fit into memory.
+    norms, nonfinite = [], 0
+    for tensor in tensors:
+        values = tensor.detach().cpu().double()
+        norms.append(torch.linalg.vector_norm(values))
+        nonfinite += int((~torch.isfinite(values)).sum())
     return {
-        f"{name}_norm": torch.linalg.vector_norm(joined).item(),
-        f"{name}_nonfinite": int((~torch.isfinite(joined)).sum()),
+        f"{name}_norm": torch.linalg.vector_norm(torch.stack(norms)).item(),
+        f"{name}_nonfinite": nonfinite,
     }

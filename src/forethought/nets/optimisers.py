@@ -54,9 +54,8 @@ def restore_optimiser(
         wanted = torch.Size() if key == "step" else parameter.shape
         if key not in ADAM or value.shape != wanted:
             raise ValueError(f"{path} is {tuple(value.shape)}, but must be {tuple(wanted)}")
-        # Adam keeps its step count where it was born; moments live beside their parameter.
-        place = parameter.device if value.ndim else value.device
-        optimiser.state[parameter][key] = value.clone().to(place)
+        # Fused Adam keeps everything beside its parameter, the count of its steps too.
+        optimiser.state[parameter][key] = value.clone().to(parameter.device)
     for parameter, state in optimiser.state.items():
         if state.keys() != ADAM:
             raise ValueError(f"{names[parameter]} has {', '.join(state)}, not all that Adam keeps")

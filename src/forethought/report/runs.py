@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forethought.config import flatten
-from forethought.files import FileError
+from forethought.files import FileError, end_of_lines
 from forethought.tracking.csv_file import read_rows
 from forethought.tracking.run_directory import RunDirectory
 
@@ -169,7 +169,7 @@ def _warnings(run: RunDirectory, notes: list[str]) -> Iterable[str]:
     """One sentence for each kind of event that a person should see: how often, and the last."""
     if not run.events_file.exists():
         return
-    if not run.events_file.read_bytes().endswith(b"\n"):
+    if end_of_lines(run.events_file) < run.events_file.stat().st_size:
         notes.append(f"{run.events_file}: the half-written last line is ignored.")
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for event in run.events():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forethought.config import nearest
-from forethought.files import FileError
+from forethought.files import MAX_LINES_BYTES, FileError, end_of_lines, read_bytes
 from forethought.tracking.columns import Cell
 
 
@@ -39,18 +39,22 @@ class CsvFile:
     def _check(self) -> int:
         """Make the file or check the one that is there; returns its length in bytes."""
         try:
-            present = self.path.read_bytes() if self.path.exists() else b""
-            whole = present[: present.rfind(b"\n") + 1]  # without a half-written last line
+            header = self._header.encode()
+            begins = b""
+            if self.path.exists():
+                with self.path.open("rb") as file:
+                    begins = file.read(len(header))
+            whole = end_of_lines(self.path) if begins else 0  # without a half-written last line
             if not whole:
-                self.path.write_bytes(self._header.encode())
-                return len(self._header.encode())
-            if not whole.startswith(self._header.encode()):
+                self.path.write_bytes(header)
+                return len(header)
+            if begins != header:
                 raise FileError(
                     f"{self.path} has other columns than this run writes: "
                     "resume with the version of forethought that began it."
                 )
-            os.truncate(self.path, len(whole))
-            return len(whole)
+            os.truncate(self.path, whole)
+            return whole
         except OSError as error:
             raise self._failure(error) from error
 
@@ -128,10 +132,7 @@ class CsvFile:
 
 def read_rows(path: Path) -> tuple[list[dict[str, str]], str | None]:
     """All whole rows as text, and a sentence if a half-written last line was left out."""
-    try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
-        raise FileError(f"{path} could not be read ({error.strerror or error}).") from error
+    text = read_bytes(path, MAX_LINES_BYTES).decode("utf-8", errors="replace")
     whole, newline, rest = text.rpartition("\n")
     note = f"{path.name}: the half-written last line is ignored." if rest else None
     # The returns of an evaluation are one cell, which 10,000 episodes fill beyond csv's own limit.

@@ -13,6 +13,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from forethought.files import MAX_LINES_BYTES, end_of_lines, read_bytes
+
 
 class EventsFile:
     """The end of events.jsonl that a trainer writes to."""
@@ -36,9 +38,8 @@ class EventsFile:
         """Cut off a half-written last line; a sentence if there was one."""
         if not self.path.is_file():
             return None
-        content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole == len(content):
+        whole = end_of_lines(self.path)
+        if whole == self.path.stat().st_size:
             return None
         os.truncate(self.path, whole)
         return f"The half-written last line of {self.path.name} was removed."
@@ -60,7 +61,8 @@ def read_events(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """All whole events, and a sentence for each line that was left out."""
     if not path.exists():
         return [], []
-    *lines, rest = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    content = read_bytes(path, MAX_LINES_BYTES)
+    *lines, rest = content.decode("utf-8", errors="replace").split("\n")
     notes = [f"{path.name}: the half-written last line is ignored."] if rest else []
     events = []
     for number, line in enumerate(lines, start=1):

@@ -11,6 +11,7 @@ from forethought import files
 from forethought.agents import registry
 from forethought.agents.base import Agent
 from forethought.config import (
+    ConfigError,
     EnvConfig,
     ForethoughtError,
     RunConfig,
@@ -28,6 +29,19 @@ from forethought.training.checkpoint import Checkpoints
 from forethought.training.device import keep_freed_memory, resolve_device, set_threads
 
 log = logging.getLogger("forethought")
+
+FREE_KEYS = frozenset(
+    {
+        "steps",
+        "env.timeout_seconds",
+        "env.on_env_error",
+        "env.max_restarts",
+        "train.checkpoint_every_agent_steps",
+        "train.keep_checkpoints",
+    }
+)
+"""What a person may change between two sittings (with all of `track`): how long the run is, and
+what is done about failures. Nothing that decides what is computed."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +89,15 @@ def read_config(run: RunDirectory) -> RunConfig:
     """The configuration of a run, from its config.yaml."""
     data = run.config()
     name, task = str(data.get("agent_name")), str(data.get("task"))
-    return build_run_config(name, task, registry.config_class(name), [data])
+    try:
+        return build_run_config(name, task, registry.config_class(name), [data])
+    except ConfigError as error:
+        raise ConfigError(f"In {run.path / 'config.yaml'}: {error}") from error
 
 
 def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
     """`key: old -> new` where a run's configuration is another than the one a checkpoint was made
-    with. The length of the run and what it tracks are free to change.
+    with. What cannot change what is computed is free to change.
 
     A checkpoint of an older version may not tell, or lack keys, which then had their defaults.
     """
@@ -94,7 +111,7 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
     return [
         f"{key}: {old} -> {new}"
         for key, _, old, new in rows
-        if key != "steps" and not key.startswith("track.")
+        if key not in FREE_KEYS and not key.startswith("track.")
     ]
 
 

@@ -57,7 +57,7 @@ def keep_first_and_newest(dumps: Path, kind: str) -> None:
 
 def numbers(x: Tensor) -> dict[str, Any]:
     """A tensor in a few numbers; those of its finite entries, beside the count of the others."""
-    values = x.detach().to("cpu", torch.float64).flatten()
+    values = x.detach().cpu().double().flatten()  # first to the CPU: not all devices have float64
     finite = values[torch.isfinite(values)]
     found: dict[str, Any] = {"shape": list(x.shape), "nonfinite": len(values) - len(finite)}
     if len(finite):

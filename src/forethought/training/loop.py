@@ -98,7 +98,7 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
         was, config = config, replace(config, steps=steps or config.steps)
         parts = build_parts(config)
         stack.callback(parts.env.close)
-        folder, skipped = _newest_that_fits(checkpoints, parts.agent)
+        folder, skipped = _newest_that_fits(checkpoints, parts.agent, (folder, skipped))
         _tell_skipped(run, skipped)
         _tell_versions(run, folder)
         if changes:
@@ -110,11 +110,16 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
         return _carry_out(trainer, folder, stop)
 
 
-def _newest_that_fits(checkpoints: Checkpoints, agent: Agent) -> tuple[Path, list[str]]:
-    """The newest checkpoint that the agent can be restored from, and why newer ones cannot."""
+def _newest_that_fits(
+    checkpoints: Checkpoints, agent: Agent, found: tuple[Path, list[str]] | None = None
+) -> tuple[Path, list[str]]:
+    """The newest checkpoint that the agent can be restored from, and why newer ones cannot.
+
+    `found` is what `newest` said just now: to ask again would read the whole replay again.
+    """
     unfit: dict[str, str] = {}
     while True:
-        folder, skipped = checkpoints.newest(unfit)
+        folder, skipped = checkpoints.newest(unfit) if unfit or found is None else found
         try:
             try_out(folder, agent, checkpoints.run.replay)
         except ForethoughtError as error:
@@ -149,6 +154,8 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None, stop: Stop) -> Run:
     try:
         if checkpoint is None:
             trainer.begin()
+            with stop.unhurried():
+                trainer.save_beginning()
         else:
             with files.content_of(checkpoint):
                 trainer.restore(checkpoint)
@@ -198,6 +205,8 @@ def _train(trainer: Trainer, stop: Stop) -> str:
     """
     t, clock = trainer, trainer.clock
     try:
+        if stop:  # it came while the beginning was saved
+            return "interrupted"
         t.play_randomly(stop)
         while True:
             # 1. Learn: the updates that the steps so far have earned, the burst after the seed

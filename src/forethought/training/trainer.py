@@ -68,10 +68,13 @@ class Trainer:
         """Metrics of the last updates, for the dump of a run that diverges."""
 
     def begin(self) -> None:
-        """A new run: the first episodes, and a checkpoint of the beginning, so that a kill before
-        the first interval loses nothing. What cannot be written fails here, before any work."""
+        """The first episodes of a new run."""
         self.agent.replay.seal_to(self.run.replay)
         self.collector.begin()
+
+    def save_beginning(self) -> None:
+        """A checkpoint of the beginning, so that a kill before the first interval loses nothing.
+        What cannot be written fails here, before any work."""
         if self.config.train.checkpoint_every_agent_steps:
             self.save()
         self.tracker.event("started", parameters=self.agent.log_architecture())

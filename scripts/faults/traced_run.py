@@ -1,5 +1,5 @@
-"""`python scripts/traced_run.py FILE WORDS...` is `forethought WORDS...` that keeps in FILE where
-it stands: the agent steps taken, and the last fault point passed.
+"""`python scripts/faults/traced_run.py FILE WORDS...` is `forethought WORDS...` that keeps in FILE
+where it stands: the agent steps taken, and the last fault point passed.
 
 A write of a few bytes is done by the kernel whole or not at all, so after kill -9 the file says
 where the process was.

@@ -7,7 +7,8 @@ of a checkpoint or replay block; the loader must notice and name the file. Print
 docs/results/faults.json and the table in docs/faults.md, exits with 1 if anything is not as it must
 be.
 
-    python scripts/faults.py [--kills 200] [--flips 200] [--seed 1] [--out FILE] [--keep DIR]
+    python scripts/faults/kills_and_flips.py [--kills 200] [--flips 200] [--seed 1] [--out FILE]
+        [--keep DIR]
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import kill_runs
 import result_file
 
 AT_A_TIME = 2
+WANTED = 200  # kills, and flips; fewer are a trial
 
 
 def kills(folder: Path, count: int, seed: int) -> dict[str, Any]:
@@ -90,6 +92,7 @@ def flips(folder: Path, count: int, seed: int) -> dict[str, Any]:
         "flips": count,
         "detected": sum(flip.detected for flip in done),
         "outcomes": dict(Counter(flip.outcome for flip in done)),
+        "files": dict(Counter(flip.kind for flip in done).most_common()),
         "in_safetensors_files": len(tensors),
         "of_these_safetensors_alone_reads": sum(bool(flip.tensors_load) for flip in tensors),
         "seconds": round(time.monotonic() - began, 1),
@@ -108,6 +111,7 @@ def figures(killed: dict[str, Any], flipped: dict[str, Any]) -> dict[str, str]:
         "finished runs equal to the undisturbed one": runs,
         **{f"killed in {phase}": str(number) for phase, number in killed["phases"].items()},
         "flipped bits detected": f"{flipped['detected']} of {flipped['flips']}",
+        **{f"flipped in {kind}": str(number) for kind, number in flipped["files"].items()},
         "flips in tensors that safetensors alone reads": alone,
     }
 
@@ -122,13 +126,15 @@ def all_right(killed: dict[str, Any], flipped: dict[str, Any]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--kills", type=int, default=200, help="real kills")
-    parser.add_argument("--flips", type=int, default=200, help="bit flips")
+    parser.add_argument("--kills", type=int, default=WANTED, help="real kills")
+    parser.add_argument("--flips", type=int, default=WANTED, help="bit flips")
     parser.add_argument("--seed", type=int, default=1, help="of the moments and the bits")
     default = result_file.RESULTS / "faults.json"
     parser.add_argument("--out", type=Path, default=default, help="where the JSON goes")
     parser.add_argument("--keep", type=Path, help="keep the run directories here")
     arguments = parser.parse_args()
+    if min(arguments.kills, arguments.flips) < WANTED and arguments.out == default:
+        parser.error(f"fewer than {WANTED} are a trial: give it an --out of its own")
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary)

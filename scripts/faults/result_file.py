@@ -13,7 +13,7 @@ from typing import Any
 
 from forethought import files
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 PAGE = ROOT / "docs" / "faults.md"
 
@@ -51,12 +51,18 @@ def provenance() -> dict[str, Any]:
     changed = git("status", "--porcelain", "--", "src", "scripts")
     commit = git("rev-parse", "HEAD")
     return {
-        "command": " ".join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(["python", script(), *sys.argv[1:]]),
         "git_commit": commit + "+changes" if commit and changed else commit or None,
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{processor()}, {os.cpu_count()} cores",
         "versions": files.versions(),
     }
+
+
+def script() -> str:
+    """The script that runs, as somebody in the checkout would name it."""
+    path = Path(sys.argv[0]).resolve()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
 
 
 def git(*words: str) -> str:

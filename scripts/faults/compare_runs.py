@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from forethought import files
 from forethought.tracking import TIME_COLUMNS
@@ -23,11 +24,19 @@ def differences(a: Path, b: Path) -> list[str]:
         return [*found, f"checkpoint {last_a.name} / {last_b.name}"]
     if files.read_json(last_a / "agent.json") != files.read_json(last_b / "agent.json"):
         found.append("agent.json")
+    if loop_state(last_a) != loop_state(last_b):
+        found.append("loop.json")
     for name in ("agent", "replay", "loop"):
         left, right = (tensor_bits(path / f"{name}.safetensors") for path in (last_a, last_b))
         keys = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
         found += [f"{name}: {key}" for key in keys]
     return found
+
+
+def loop_state(checkpoint: Path) -> dict[str, Any]:
+    """Counters, updates owed, gates and open episodes; not the tracker's, which measures time."""
+    data: dict[str, Any] = files.read_json(checkpoint / "loop.json")
+    return {key: value for key, value in data.items() if key != "tracker"}
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:

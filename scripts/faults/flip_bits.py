@@ -47,6 +47,11 @@ class Flip:
     tensors_load: bool | None
     """For a safetensors file: whether safetensors alone would have read it without complaint."""
 
+    @property
+    def kind(self) -> str:
+        name = Path(self.file)
+        return "a replay block" if name.parts[0] == "replay" else f"`{name.name}`"
+
     def row(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -2,8 +2,9 @@
 killed again, and in the end compared with a run that nobody disturbed.
 
 A chain is one run: train, kill, resume, kill, ... until it is done. Each process is killed with its
-workers. A part of the kills is timed from the process's start, so that imports, reading the
-checkpoint and stepping open episodes again are hit; the others fall after it began to work.
+workers. A part of the kills falls between a process's start and the moment at which the one before
+it began to work, so that imports, reading the checkpoint and stepping open episodes again are hit;
+the others fall after it began to work.
 """
 
 from __future__ import annotations
@@ -50,9 +51,8 @@ KINDS = {
         "eval.every-agent-steps": 5,
     },
 }
-EARLY = 0.25  # share of kills timed from the start of the process
+EARLY = 0.25  # share of kills in the start-up of a resume
 WORK_SECONDS = 2.0  # the others: at most this long after it began to work
-START_SECONDS = 3.0  # the longest delay of an early kill
 PATIENCE_SECONDS = 300.0
 TASK = "gym:Pendulum-v1"
 
@@ -244,15 +244,15 @@ class Killer:
     def carry_out(self, chain: Chain, rng: random.Random) -> None:
         """Kills and resumes one run until it is done, and compares it."""
         stage_file = self.folder / f"{chain.name}.stage"
-        words, first = train_words(chain.kind, chain.run), True
+        words, start_up = train_words(chain.kind, chain.run), None
         while True:
             mine = self.take()
             launch = Launch(words, stage_file)
             self._launches.append(launch)
-            if not (mine and launch.kill(chain.run, first, rng)):
+            if not (mine and launch.kill(chain.run, start_up, rng)):
                 break
             print_kill(len(self.kills) + 1, self.wanted, chain.note_kill(launch))
-            words, first = ["resume", str(chain.run)], False
+            words, start_up = ["resume", str(chain.run)], launch.start_up or start_up
         if mine:
             self.give_back()
         chain.finish(launch, self.references[chain.kind])
@@ -266,6 +266,8 @@ class Launch:
         stage_file.unlink(missing_ok=True)
         self.began = time.monotonic()
         self.seconds = 0.0
+        self.start_up: float | None = None
+        """Seconds until it worked; None if nobody waited for that."""
         self.process = subprocess.Popen(
             [sys.executable, traced_run.__file__, str(stage_file), *words],
             stdout=subprocess.DEVNULL,
@@ -274,18 +276,22 @@ class Launch:
             start_new_session=True,
         )
 
-    def kill(self, run: Path, first: bool, rng: random.Random) -> bool:
+    def kill(self, run: Path, start_up: float | None, rng: random.Random) -> bool:
         """Kills it at a random moment; False if it ended by itself before that.
 
-        The very first process of a run is safe until its first checkpoint, of step 0, is there:
-        before that there is nothing to resume.
+        `start_up` is how long an earlier process of the run took to begin its work. The very first
+        one has None, and is safe until its first checkpoint, of step 0, is there: before that there
+        is nothing to resume.
         """
-        early, part = rng.random() < EARLY, rng.random()
-        ready = (lambda: newest_published(run) is not None) if first else self.working
-        if (first or not early) and not self.wait_for(ready):
+        early, delay = rng.random() < EARLY, rng.random() * WORK_SECONDS
+        if start_up is not None and early:
+            delay *= start_up / WORK_SECONDS
+        elif not self.wait_for(
+            self.working if start_up else lambda: newest_published(run) is not None
+        ):
             return False
         try:
-            self.process.wait(part * (START_SECONDS if early else WORK_SECONDS))
+            self.process.wait(delay)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.seconds = time.monotonic() - self.began
@@ -301,6 +307,7 @@ class Launch:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 return False
             time.sleep(0.005)
+        self.start_up = time.monotonic() - self.began
         return True
 
     def working(self) -> bool:

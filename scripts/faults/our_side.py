@@ -1,5 +1,5 @@
 """What forethought does under one fault, where the command line alone cannot show it:
-`python scripts/our_side.py FAULT ...`. The last line printed is JSON."""
+`python scripts/faults/our_side.py FAULT ...`. The last line printed is JSON."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import torch
 
 import forethought
 import hostile_pickle
+from compare_runs import tensor_bits
 from forethought import files
 from forethought.config import ForethoughtError
 from forethought.tracking import RunDirectory
@@ -160,14 +161,16 @@ def nonfinite(run: Path) -> dict[str, Any]:
     return {"checkpoint": newest.name, "nonfinite": bad, "tensors": len(floats)}
 
 
-def largest_difference(a: Path, b: Path) -> dict[str, Any]:
+def different_tensors(a: Path, b: Path) -> dict[str, Any]:
     """Between the last checkpoints of two runs, over weights, optimiser and random streams."""
-    left, right = (
-        files.load_tensors(Checkpoints(RunDirectory.open(run)).newest()[0] / "agent.safetensors")
-        for run in (a, b)
-    )
-    gaps = {k: (left[k].double() - right[k].double()).abs().max().item() for k in left}
-    return {"largest_difference": max(gaps.values()), "tensors": len(gaps)}
+    newest = [Checkpoints(RunDirectory.open(run)).newest()[0] for run in (a, b)]
+    left, right = (tensor_bits(folder / "agent.safetensors") for folder in newest)
+    names = left.keys() | right.keys()
+    return {
+        "different": sum(left.get(name) != right.get(name) for name in names),
+        "tensors": len(names),
+        "steps": [int(folder.name.rpartition("-")[2]) for folder in newest],
+    }
 
 
 FAULTS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -175,7 +178,7 @@ FAULTS: dict[str, Callable[..., dict[str, Any]]] = {
     "full-disk": lambda folder: full_disk(Path(folder)),
     "hostile": lambda folder: hostile(Path(folder)),
     "nonfinite": lambda run: nonfinite(Path(run)),
-    "largest-difference": lambda a, b: largest_difference(Path(a), Path(b)),
+    "different-tensors": lambda a, b: different_tensors(Path(a), Path(b)),
 }
 
 if __name__ == "__main__":

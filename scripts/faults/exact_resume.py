@@ -6,7 +6,7 @@ checkpoint (weights, optimiser state, replay, acting state) and the CSV files bu
 columns. Prints a table, writes docs/results/exact_resume.json, exits with 1 if anything differs
 that must not, or is equal that must not.
 
-    python scripts/exact_resume.py [--out FILE] [--keep DIR]
+    python scripts/faults/exact_resume.py [--out FILE] [--keep DIR]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Stable-Baselines3 does under one fault: `python scripts/sb3_side.py FAULT ...`.
+"""What Stable-Baselines3 does under one fault: `python scripts/faults/sb3_side.py FAULT ...`.
 
 Used as its documentation says: `save` and `load`, `save_replay_buffer`, `CheckpointCallback` with
 the replay buffer, `SubprocVecEnv`, `VecCheckNan`. The last line printed is JSON.
@@ -83,7 +83,9 @@ def kill_in_save(folder: Path, kills: int, seed: int) -> dict[str, Any]:
             return reads(lambda: loaded().load_replay_buffer(buffer))
 
         newest = read(steps)
-        return newest if not newest or not read(steps - 1) else f"{NOTHING_USABLE}: {newest}"
+        older = range(steps - 1, steps - len(list(place.glob("*.zip"))), -1)
+        usable = not newest or any(not read(n) for n in older)
+        return newest if usable else f"{NOTHING_USABLE}: {newest}"
 
     ways: dict[str, tuple[Any, Any, Any]] = {
         "model.save": (
@@ -112,7 +114,6 @@ def nan_reward(algorithm: str, checked: bool) -> dict[str, Any]:
     env: Any = DummyVecEnv([lambda: gymnasium.make(f"faults/{task}-v0")])
     if checked:
         env = VecCheckNan(env, raise_exception=True)
-    options = {"train_freq": 1} if algorithm == "DQN" else {}
     model = cls(
         "MlpPolicy",
         env,
@@ -120,19 +121,19 @@ def nan_reward(algorithm: str, checked: bool) -> dict[str, Any]:
         device="cpu",
         buffer_size=10_000,
         learning_starts=LEARNING_STARTS,
-        **options,
     )
     error = reads(lambda: model.learn(2 * fault_envs.FAULT_STEP))
     bad, total = nonfinite(model)
     return {"error": error, "steps": model.num_timesteps, "nonfinite": bad, "tensors": total}
 
 
-def hang() -> dict[str, Any]:
-    """An environment that hangs in a worker; the caller decides how long to wait."""
+def hang(position: Path) -> dict[str, Any]:
+    """An environment that hangs in a worker; the caller decides how long to wait, and finds in
+    `position` how far it came."""
     env = make_vec_env("faults/HangingPendulum-v0", n_envs=2, vec_env_cls=SubprocVecEnv)
     model = sac(env)
     print("learning", flush=True)
-    return {"error": reads(lambda: model.learn(1000))}
+    return {"error": reads(lambda: model.learn(1000, callback=Position(position)))}
 
 
 class Position(BaseCallback):
@@ -242,7 +243,7 @@ def hostile(folder: Path) -> dict[str, Any]:
 FAULTS: dict[str, Callable[..., dict[str, Any]]] = {
     "kill-in-save": lambda folder, kills, seed: kill_in_save(Path(folder), int(kills), int(seed)),
     "nan-reward": lambda algorithm, checked: nan_reward(algorithm, checked == "checked"),
-    "hang": hang,
+    "hang": lambda position: hang(Path(position)),
     "terminated": lambda folder: terminated(Path(folder)),
     "go-on": lambda folder: go_on(Path(folder)),
     "full-disk": lambda folder: full_disk(Path(folder)),

@@ -1,4 +1,4 @@
-"""Environments with one fault, for both sides of `faults_beside_sb3.py`.
+"""Environments with one fault, for both sides of `beside_sb3.py`.
 
 The fault comes at step FAULT_STEP of the environment object, counted over its episodes, which end
 after 50 steps.
