@@ -71,6 +71,24 @@ def test_case_09_a_killed_run_resumes_exactly(moment, undisturbed, tmp_path, mon
     assert training_record(tmp_path / "run") == undisturbed
 
 
+def test_case_09_a_kill_after_the_last_checkpoint_adds_no_evaluation(
+    undisturbed, tmp_path, monkeypatch
+):
+    """The checkpoint of step 400 is published, but run.json does not say `done` yet."""
+
+    def fault(name: str) -> None:
+        last = tmp_path / "run" / "checkpoints" / "step-000000400"
+        if name == "after-rename" and last.exists():
+            raise Killed
+
+    monkeypatch.setattr(files, "fault_point", fault)
+    with pytest.raises(Killed):
+        train_run(stub_run(**TWO), tmp_path / "run")
+    monkeypatch.setattr(files, "fault_point", lambda name: None)
+    assert resume_run(tmp_path / "run").status == "done"
+    assert training_record(tmp_path / "run") == undisturbed
+
+
 def test_case_09_worker_environments_resume_exactly(undisturbed, tmp_path):
     layers = {"env": {"num_envs": 2, "workers": True}}
     run = train_run(stub_run(**layers, steps=100), tmp_path / "run")

@@ -222,8 +222,9 @@ def _train(trainer: Trainer, stop: Stop) -> str:
             if t.log_every.due(clock.agent_steps):
                 t.tracker.flush_train(clock)
 
-            # 3. Evaluate, always at the end.
-            if t.eval_every.due(clock.agent_steps) or finished:
+            # 3. Evaluate, always at the end; once, also when killed after the last checkpoint.
+            last = finished and t.scored_at != clock.agent_steps
+            if t.eval_every.due(clock.agent_steps) or last:
                 t.evaluation_pending = True
             best = t.evaluate(stop) if t.evaluation_pending else False
 
