@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,12 @@ PAGE = ROOT / "docs" / "faults.md"
 
 
 def write(out: Path, result: dict[str, Any]) -> None:
-    """`result` as JSON, after what a reader needs to run it again."""
+    """`result` as JSON, after what a reader needs to run it again; names of temporary folders,
+    which mean nothing to others, are left out."""
+    text = json.dumps(provenance() | result, indent=1) + "\n"
+    text = re.sub(re.escape(tempfile.gettempdir()) + r"/tmp\w+/", "", text)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(provenance() | result, indent=1) + "\n", encoding="utf-8")
+    out.write_text(text, encoding="utf-8")
 
 
 def put_in_page(name: str, out: Path, table: str, page: Path = PAGE) -> None:
