@@ -31,7 +31,7 @@ TASK = "gym:Pendulum-v1"
 class FakeResult:
     """An evaluation of two episodes."""
 
-    task, policy, player = TASK, "random", "random"
+    task, policy, player, failures = TASK, "random", "random", ()
 
     def statistics(self):
         return {"episodes": 2, "n_failed": 0, "return_mean": -1234.5, "success_mean": None}
@@ -319,6 +319,23 @@ def test_evaluate_passes_its_options_and_prints_a_summary(rooms, capsys):
     assert "success" not in out
 
 
+def test_evaluate_says_why_episodes_failed(rooms, capsys, monkeypatch):
+    reasons = ("the wheel came off.", "the wheel came off.", "b.", "c.", "d.")
+    monkeypatch.setattr(FakeResult, "failures", reasons)
+    found = {"episodes": 1, "n_failed": 5, "return_mean": 3.0}
+    monkeypatch.setattr(FakeResult, "statistics", lambda self: dict(found))
+    assert main(["evaluate", TASK]) == 0  # one was played
+    assert capsys.readouterr().out.splitlines() == [
+        f"{TASK}, random, 1 episode",
+        "  n_failed               5",
+        "  return_mean            3",
+        "Failed: the wheel came off.",
+        "Failed: b.",
+        "Failed: c.",
+        "Failed otherwise: 1 more (--json has all).",
+    ]
+
+
 def test_evaluate_shows_a_status_only_in_a_terminal(rooms, capsys, monkeypatch):
     assert main(["evaluate", TASK]) == 0
     assert capsys.readouterr().err == ""
@@ -404,6 +421,46 @@ def test_version(capsys):
 
 
 # From Python.
+
+
+@pytest.mark.parametrize("verb", ["resume", "evaluate", "watch", "report", "compare"])
+def test_a_run_that_does_not_exist_is_bad_usage(capsys, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    words = ["gone", "gone"] if verb == "compare" else ["gone"]
+    options = ["--video", "x.mp4"] if verb == "watch" else []
+    assert main([verb, *words, *options]) == 2
+    assert capsys.readouterr().err.startswith("There is no run directory gone")
+
+
+# Python
+
+
+def test_a_single_preset_may_be_given_by_its_name(rooms):
+    forethought.train("tdmpc2", TASK, presets="debug")
+    forethought.train("tdmpc2", TASK, presets=["debug"])
+    (_, (one,), _), (_, (several,), _) = rooms.made
+    assert one == several != default_config()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"preset": "debug"}, "There is no option preset. Did you mean presets?"),
+        ({"confg": "x.yaml"}, "There is no option confg. Did you mean config?"),
+        ({"output": "x"}, "There is no option output. Did you mean out?"),
+        ({"step": 5}, "There is no option step. Did you mean steps?"),
+        ({"horizon": 2}, 'There is no option horizon. Did you mean agent={"horizon": 2}?'),
+        ({"num_envs": 2}, 'There is no option num_envs. Did you mean env={"num_envs": 2}?'),
+        ({"capacity_rows": 9}, "There is no option capacity_rows. Did you mean replay={"),
+        ({"horzon": 2}, "There is no option horzon. Did you mean agent.horizon?"),
+        ({"qqq": 2}, "There is no option qqq. There are presets, config, out, seed, steps, "),
+    ],
+)
+def test_a_misspelt_keyword_of_train_is_refused_with_the_nearest(rooms, options, sentence):
+    with pytest.raises(ConfigError) as caught:
+        forethought.train("tdmpc2", TASK, **options)
+    assert str(caught.value).startswith(sentence)
+    assert rooms.made == []
 
 
 def test_the_public_names_go_through_a_whole_run(tmp_path):

@@ -140,7 +140,7 @@ def test_words_from_a_run_neither_style_nor_steer_the_terminal(sides):
     ("tokens", "code", "sentence"),
     [
         (["old"], 2, "compare takes two or more runs, or folders of runs."),
-        (["old", "gone"], 1, "There is no run directory gone."),
+        (["old", "gone"], 2, "There is no run directory gone."),
     ],
 )
 def test_a_wrong_comparison_is_one_sentence(sides, capsys, tokens, code, sentence):

@@ -84,14 +84,54 @@ def test_a_phase_shows_no_speed_and_leaves_none_behind(tmp_path):
         (0, 0, ""),
         (10, 100, ""),  # ten steps a second
         (50, 100, "learning 1,691/2,500 updates"),
-        (60, 200, ""),
+        (60, 100, ""),
+        (70, 200, ""),
     ]:
         seconds[0] = at
         sink.progress(step, phase)
-    before, burst, after = out.getvalue().splitlines()
+    before, burst, begun, after = out.getvalue().splitlines()
+    assert begun.endswith("100/1,000 agent steps")  # nothing measured yet
     assert "10.0/s · ETA 0:01:30" in before
     assert burst.endswith("100/1,000 agent steps · learning 1,691/2,500 updates")
     assert "10.0/s · ETA 0:01:20" in after  # the forty seconds of the burst do not count
+
+
+def test_random_play_has_a_speed_but_says_nothing_about_the_time_that_is_left(tmp_path):
+    seconds = [0.0]
+    sink, out = console_sink(tmp_path, False, seconds, steps=1_000_000)
+    for at, step, phase in [
+        (0, 0, "random play"),
+        (10, 20_000, "random play"),  # 2000 a second
+        (11, 22_000, "random play"),
+        (11.5, 22_000, "learning 1/4 updates"),
+        (12, 22_000, ""),
+        (12.5, 22_005, ""),
+        (20, 22_080, ""),  # 80 steps in 8 seconds
+    ]:
+        seconds[0] = at
+        sink.progress(step, phase)
+    random, learning = out.getvalue().splitlines()
+    assert random.endswith("20,000/1,000,000 agent steps · 2000.0/s · random play")
+    assert learning.endswith("22,080/1,000,000 agent steps · 10.0/s · ETA 27:09:52")
+
+
+def test_the_speed_is_that_of_the_last_half_minute(tmp_path):
+    seconds = [0.0]
+    sink, out = console_sink(tmp_path, False, seconds, steps=10_000)
+    for at in range(101):  # a hundred steps a second, from second 50 on ten
+        seconds[0] = at
+        sink.progress(100 * at if at <= 50 else 5000 + 10 * (at - 50), "")
+    assert "5,500/10,000 agent steps · 10.0/s · ETA 0:07:30" in out.getvalue().splitlines()[-1]
+
+
+def test_a_run_that_stops_in_random_play_leaves_no_estimate_behind(tmp_path):
+    seconds = [0.0]
+    sink, out = console_sink(tmp_path, False, seconds)
+    sink.progress(0, "random play")
+    seconds[0] = 5.0
+    sink.progress(500, "random play")
+    sink.close()
+    assert out.getvalue() == " 50% · stub gym:Stub-v0 · 500/1,000 agent steps\n"
 
 
 def test_the_last_line_names_no_phase(tmp_path):

@@ -7,6 +7,8 @@ import json
 import shutil
 import sys
 import tempfile
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +19,8 @@ from forethought.cli import main
 from forethought.doctor import Finding
 from forethought.envs import rendering
 from forethought.nets import kernels
+
+ROOT = Path(__file__).parents[1]
 
 
 def find(check, name):
@@ -44,6 +48,7 @@ def test_the_table_shows_the_command_of_a_missing_extra(capsys, monkeypatch):
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", absent)
+    monkeypatch.setattr(doctor, "CONSTRAINTS", Path("nowhere"))
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(doctor, "CHECKS", (doctor._python, doctor._extras))
     assert main(["doctor"]) == 0  # an extra is not the core
@@ -51,7 +56,26 @@ def test_the_table_shows_the_command_of_a_missing_extra(capsys, monkeypatch):
     row = next(row for row in rows if row[:2] == ["extra", "minatar"])
     assert row[2] == "missing"
     assert row[3].strip() == "no minatar: pip install 'forethought[minatar]'"
-    assert rows[-1] == ["The", "core", "works;", "1 optional parts are missing."]
+    assert rows[-1] == ["The", "core", "works;", "1 optional part is missing."]
+
+
+def test_in_a_checkout_the_advice_names_the_constraints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "CONSTRAINTS", tmp_path / "constraints.txt")
+    assert doctor._install("dmc") == "pip install 'forethought[dmc]'"
+    (tmp_path / "constraints.txt").touch()
+    assert doctor._install("dmc") == "pip install -c constraints.txt 'forethought[dmc]'"
+
+
+def test_videos_need_pygame_which_draws_the_classic_control_tasks(monkeypatch):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    video = extras["optional-dependencies"]["video"]
+    needed = [f'{name}; extra == "video"' for name in video]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda package: needed)
+    monkeypatch.setattr(doctor, "_version", lambda name: None if "pygame" in name else "2.34")
+    found = find(doctor._extras, "extra video")
+    assert not found.ok and found.found == "no pygame-ce"
+    assert found.advice.endswith("'forethought[video]'")
 
 
 def test_without_torch_the_core_does_not_work(capsys, monkeypatch):

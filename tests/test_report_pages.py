@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from forethought.cli import main
+from forethought.config import layer
 from forethought.files import FileError
 from forethought.report import curves
 from forethought.report.groups import collect
@@ -153,6 +154,32 @@ def test_groups_that_differ_much_are_lettered(tmp_path):
     make_run(tmp_path / "a", {100: 10.0})
     make_run(tmp_path / "b", {100: 20.0}, config=other)
     assert sorted(collect([tmp_path]).methods) == ["stub A", "stub B"]
+
+
+def test_a_group_is_named_only_by_what_differs_within_a_task(tmp_path):
+    short = {"steps": 400}
+    make_run(tmp_path / "a", {100: 10.0})
+    make_run(tmp_path / "b", {100: 20.0}, task="gym:X-v0", config=short)
+    found = collect([tmp_path])
+    assert [group.label for task in found.tasks.values() for group in task] == ["stub", "stub"]
+    assert found.methods["stub"]["steps"] == "by task"
+    assert found.methods["stub"]["agent.horizon"] == 3
+    assert found.notes == ["stub is not the same on every task: steps differ."]
+
+    deep = {"agent": {"horizon": 5}}
+    make_run(tmp_path / "c", {100: 5.0}, config=deep)
+    make_run(tmp_path / "d", {100: 15.0}, task="gym:X-v0", config=layer(short, deep))
+    found = collect([tmp_path])
+    for task in ("dmc:cartpole-swingup", "gym:X-v0"):
+        assert [group.label for group in found.tasks[task]] == ["horizon 3", "horizon 5"]
+    assert found.common_tasks() == ["dmc:cartpole-swingup", "gym:X-v0"]
+
+
+def test_scores_and_names_at_the_curves_are_kept_apart(tmp_path):
+    make_run(tmp_path / "a", {100: 348.0}, config={"steps": 400})
+    make_run(tmp_path / "b", {100: 200.0})
+    picture = curves.svg(curves.learning_curves(collect([tmp_path])))
+    assert "348 · steps 400" in picture and "50 · random play" in picture
 
 
 def test_a_group_is_named_after_the_preset_that_it_has(tmp_path):
@@ -350,7 +377,7 @@ def test_report_writes_html_or_png_over_an_older_one(tmp_path, capsys, monkeypat
         ([], 2, "report takes one or more runs, or folders of runs."),
         (["run", "--out", "x.pdf"], 2, "out is x.pdf, but must end in .html or .png."),
         (["run", "--out", "nowhere/x.html"], 1, "There is no folder nowhere to write x.html to."),
-        (["gone"], 1, "There is no run directory gone."),
+        (["gone"], 2, "There is no run directory gone."),
     ],
 )
 def test_a_wrong_report_is_one_sentence(tmp_path, monkeypatch, capsys, tokens, code, sentence):

@@ -12,7 +12,7 @@ import pytest
 
 from forethought import files
 from forethought.clock import Clock
-from forethought.config import ForethoughtError
+from forethought.config import ConfigError, ForethoughtError
 from forethought.files import FileError
 from forethought.tracking import (
     Catalog,
@@ -94,11 +94,11 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path):
 def test_a_foreign_or_damaged_directory_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(FileError, match="There is no run directory"):
         RunDirectory.open(tmp_path / "absent")
-    with pytest.raises(FileError, match="is not a run directory: it has no run"):
+    with pytest.raises(ConfigError, match="is not a run directory: it has no run"):
         RunDirectory.open(tmp_path)
     run = new_run(tmp_path / "run")
-    (run.path / "config.yaml").write_text("a: [")
-    with pytest.raises(FileError, match=r"config\.yaml is damaged"):
+    (run.path / "config.yaml").write_text("a: 1\nb: 2\nc: ]\n")
+    with pytest.raises(FileError, match=r"config\.yaml is damaged: .* in line 3: "):
         RunDirectory.open(run.path)
     (run.path / "run.json").write_text('{"name": "npm"}')
     with pytest.raises(FileError, match="describes no run"):

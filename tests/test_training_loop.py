@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -17,6 +18,7 @@ from forethought.files import FileError
 from forethought.seeding import Streams
 from forethought.spaces import EnvError
 from forethought.tracking import RunDirectory, Tracker, read_rows
+from forethought.training import loop
 from forethought.training.build import seed_phase
 from forethought.training.device import resolve_device
 from forethought.training.loop import train_run
@@ -66,6 +68,8 @@ def test_only_a_burst_of_updates_is_a_phase(tmp_path, monkeypatch):
     learning = [phase for phase in phases if phase.startswith("learning")]
     # 40 updates at step 60; the last one that is owed is no burst, nor are those of later steps
     assert learning == [f"learning {made}/40 updates" for made in range(1, 39)]
+    assert phases.count("random play") == 60  # the steps before, which are no measure of learning
+    assert phases.count("") == 40 + 2 + 20  # later steps, the burst's last updates, later ones
 
 
 def test_frames_count_the_action_repeat_and_environments_add_up(tmp_path):
@@ -124,7 +128,19 @@ def test_an_error_in_the_update_reaches_the_caller(tmp_path):
     with pytest.raises(RuntimeError, match="the update is broken"):
         train_run(stub_run(agent={"fail_at_update": 5}), tmp_path / "run")
     about = RunDirectory.open(tmp_path / "run").run_json
-    assert about["status"] == "failed" and "the update is broken" in about["error"]
+    assert about["status"] == "failed"
+    assert about["error"] == "RuntimeError: the update is broken"
+
+
+def test_the_last_words_of_a_run_have_thousands_commas(tmp_path, capsys):
+    """Stopped and diverged alike; the number is that of a long run."""
+    run = RunDirectory.create(tmp_path / "run", {}, "stub", "gym:Pendulum-v1", 1)
+    clock = SimpleNamespace(agent_steps=1234567)
+    loop._say_farewell(SimpleNamespace(run=run, clock=clock), "interrupted", False)
+    loop._say_farewell(SimpleNamespace(run=run, clock=clock), "diverged", False)
+    stopped, diverged = capsys.readouterr().err.splitlines()
+    assert stopped.startswith("Stopped at 1,234,567 agent steps. Continue with: ")
+    assert diverged.startswith("Diverged at 1,234,567 agent steps; see ")
 
 
 @pytest.fixture

@@ -86,27 +86,30 @@ def train(
     task: str,
     /,  # so that `agent` can also be a group among the options
     *,
-    presets: Iterable[str] = (),
+    presets: str | Iterable[str] = (),
     config: str | Path | None = None,
     out: str | Path | None = None,
     **options: Any,
 ) -> Run:
     """Trains an agent from the start, as `forethought train` does, and returns when it stops.
 
-    `presets`, then the YAML file `config`, then `options` decide the configuration, later ones
-    winning; `options` are the keys and groups that config.yaml may hold. `out` is the run
-    directory; None makes runs/<task>/<agent>/<seed>-<time>. Bad input raises ConfigError before
-    anything begins; an environment that fails raises EnvError after the run has been marked failed.
+    `presets` (one name or several), then the YAML file `config`, then `options` decide the
+    configuration, later ones winning; `options` are the keys and groups that config.yaml may hold.
+    `out` is the run directory; None makes runs/<task>/<agent>/<seed>-<time>. Bad input raises
+    ConfigError before anything begins; an environment that fails raises EnvError after the run has
+    been marked failed.
 
     >>> train("tdmpc2", "dmc:cartpole-swingup", seed=3, agent={"horizon": 5}, env={"num_envs": 2})
     """
     from forethought.agents.registry import config_class
-    from forethought.config import build_run_config
+    from forethought.config import build_run_config, check_options
     from forethought.presets import layers
     from forethought.training.loop import train_run
 
+    check_options(options, config_class(agent), ("presets", "config", "out"))
     file = Path(config) if config is not None else None
-    found = [*layers(presets, file, agent), options]
+    names = [presets] if isinstance(presets, str) else presets
+    found = [*layers(names, file, agent), options]
     run_config = build_run_config(agent, task, config_class(agent), found)
     return train_run(run_config, out=Path(out) if out is not None else None)
 
@@ -135,7 +138,8 @@ def evaluate(
 
     `target` is a run or a task; a task alone is played by the `policy` "random". `checkpoint` is
     "latest" (None), "best" or a number of agent steps as text. `seed` decides the episodes (None is
-    the run's own, or 1 for a task), so an agent and random play meet the same starts.
+    the run's own, or 1 for a task), so an agent and random play meet the same starts; those of the
+    evaluations during training are others.
     """
     from forethought.training.evaluate import evaluate_target
 

@@ -27,6 +27,9 @@ from forethought.training.signals import AS_IT_WAS, NOT_BEGUN, Stop
 if TYPE_CHECKING:
     from forethought.training.evaluate import EvalResult
 
+SHOWN_FAILURES = 3
+"""Sentences of episodes that failed, at most, below a summary."""
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -57,7 +60,8 @@ class EvaluateOptions:
     policy: str | None = None
     """Who plays: None is the run's agent; a task alone is played by 'random'."""
     episodes: int = 10
-    """Episodes to play."""
+    """Episodes to play; they start otherwise than those of the evaluations during training, so
+    their score differs from the one that train told last."""
     checkpoint: str | None = None
     """Which checkpoint of the run: latest (None), best, or a number of agent steps."""
     seed: int | None = None
@@ -242,9 +246,15 @@ def _playing(episodes: int) -> Iterator[Callable[[int, int], None] | None]:
 def _summary(result: EvalResult) -> str:
     """An evaluation in the lines that a person wants."""
     found = result.statistics()
-    lines = [f"{result.task}, {result.player}, {found.pop('episodes')} episodes"]
+    played = found.pop("episodes")
+    lines = [f"{result.task}, {result.player}, {played} {'episode' if played == 1 else 'episodes'}"]
     shown = {key: value for key, value in found.items() if value is not None}
-    return "\n".join([*lines, *(f"  {key:<14}{value:>10.6g}" for key, value in shown.items())])
+    lines += [f"  {key:<14}{value:>10.6g}" for key, value in shown.items()]
+    failures = list(dict.fromkeys(result.failures))
+    lines += [f"Failed: {sentence}" for sentence in failures[:SHOWN_FAILURES]]
+    if failures[SHOWN_FAILURES:]:
+        lines.append(f"Failed otherwise: {len(failures) - SHOWN_FAILURES} more (--json has all).")
+    return "\n".join(lines)
 
 
 def _watch(tokens: list[str]) -> int:

@@ -7,6 +7,7 @@ that are layered and then read by `from_dict`: one check of names, types and ran
 
 import dataclasses
 import difflib
+import json
 import math
 import re
 import types
@@ -278,6 +279,34 @@ def build_run_config(
     require(named == agent_name, "agent_name", named, f"{agent_name}, the agent of this run")
     agent: Any = from_dict(agent_config_class, data.pop("agent", {}), "agent")
     return from_dict(RunConfig, {**data, "agent_name": agent_name, "task": task, "agent": agent})
+
+
+def check_options(
+    options: Mapping[str, Any], agent_config_class: type, others: Iterable[str]
+) -> None:
+    """Refuses keywords that are neither a key nor a group of a run; `others` may be meant, too.
+
+    A key of a group, written without it, is told how to be given: `horizon=2` is
+    `agent={"horizon": 2}`.
+    """
+    known = field_types(RunConfig)
+    inside = {f"agent.{name}" for name in field_types(agent_config_class)}
+    for group, annotation in known.items():
+        kinds = union_members(annotation).values() or [annotation]
+        groups = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+        inside |= {f"{group}.{name}" for kind in groups for name in field_types(kind)}
+    for key, value in options.items():
+        if key in known:
+            continue
+        for path in sorted(inside):
+            group, _, name = path.partition(".")
+            if name == key:
+                meant = f"{group}={{{json.dumps(key)}: {value!r}}}"
+                raise ConfigError(f"There is no option {key}. Did you mean {meant}?")
+        names = [*known, *others, *sorted(inside)]
+        free = [name for name in known if name not in ("agent_name", "task")]  # given by position
+        see = "" if nearest(key, names) else f"There are {_listed([*others, *free])}."
+        raise unknown("option", key, names, see)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

@@ -25,6 +25,8 @@ from forethought.envs import rendering
 PACKAGE = "forethought"
 NOT_FOR_USERS = ("all", "dev")
 """Extras that only gather others."""
+CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
+"""Exists in a checkout only."""
 LEAST_DISK_GB = 2.0
 LEAST_MEMORY_GB = 2.0
 
@@ -85,7 +87,8 @@ def show(findings: list[Finding]) -> None:
     if not healthy(findings):
         console.print("\nThe core does not work; mend what is missing in red.")
     elif missing:
-        console.print(f"\nThe core works; {missing} optional parts are missing.")
+        parts = "1 optional part is" if missing == 1 else f"{missing} optional parts are"
+        console.print(f"\nThe core works; {parts} missing.")
     else:
         console.print("\nEverything works.")
 
@@ -232,4 +235,6 @@ def _version(name: str) -> str | None:
 
 
 def _install(extra: str) -> str:
-    return f"pip install 'forethought[{extra}]'"
+    """In a checkout with the tested versions: without them pip may take another torch."""
+    with_file = f"-c {os.path.relpath(CONSTRAINTS)} " if CONSTRAINTS.is_file() else ""
+    return f"pip install {with_file}'forethought[{extra}]'"

@@ -526,7 +526,7 @@ def newest_verified(
         else:
             return candidate, skipped
     reason = f" {' '.join(skipped)}" if skipped else ""
-    raise FileError(f"{parent} holds no complete checkpoint.{reason}")
+    raise FileError(f"{parent} holds no complete checkpoint.{reason} Train anew.")
 
 
 @cache

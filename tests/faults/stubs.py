@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import gymnasium
+import numpy as np
 import pytest
 
 from forethought.envs import EnvError
 from forethought.seeding import Streams
-from tests.stubs import FaultyEnv, Step
+from tests.stubs import CounterEnv, FaultyEnv, Step
 
 VARIABLE = "FAULTY_SEEDS"
 
@@ -34,6 +36,62 @@ class ChosenFaults(FaultyEnv):
         if self.in_reset and seed in self.only_seeds:
             raise RuntimeError("the wheel came off")
         return super().reset(seed=seed, options=options)
+
+
+class OldStyle(CounterEnv):
+    """Speaks the API of old gym in one respect, `how`, from step 2 on or in every reset."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        if how.endswith("_space"):
+            delattr(self, how)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        obs, info = super().reset(seed=seed)
+        returned = {
+            "reset-obs": obs,  # two numbers, which unpack into an observation and an info
+            "reset-tuple": (obs, obs),
+            "reset-info": (obs, None),
+        }
+        return returned.get(self.how, (obs, info))
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.t < 2:
+            return obs, reward, terminated, truncated, info
+        returned = {
+            "step-obs": obs,
+            "step-four": (obs, reward, terminated, info),
+            "step-info": (obs, reward, terminated, truncated, None),
+            "step-ends": (obs, reward, np.array([False, True]), truncated, info),
+        }
+        return returned.get(self.how, (obs, reward, terminated, truncated, info))
+
+
+class Exits(FaultyEnv):
+    """Calls sys.exit where `place` says: in its construction, reset, step (the third) or close."""
+
+    def __init__(self, place: str, code: object = 3) -> None:
+        super().__init__("raise")
+        self.place, self.code = place, code
+        self._leave("build")
+
+    def _leave(self, place: str) -> None:
+        if place == self.place:
+            sys.exit(self.code)  # type: ignore[arg-type]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._leave("reset")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Step:
+        if self.t == 2:
+            self._leave("step")
+        return super().step(action)
+
+    def close(self) -> None:
+        self._leave("close")
 
 
 class Unbuildable(FaultyEnv):
@@ -89,5 +147,11 @@ def task(fault: str) -> str:
 for _fault in ("raise", "hang", "kill", "reset", "nan-reward", "nan-observation"):
     if f"fault/{_fault}-v0" not in gymnasium.registry:
         gymnasium.register(f"fault/{_fault}-v0", ChosenFaults, kwargs={"fault": _fault})
+for _how in ("reset-obs", "step-four", "observation_space"):
+    if f"fault/{_how}-v0" not in gymnasium.registry:
+        gymnasium.register(f"fault/{_how}-v0", OldStyle, kwargs={"how": _how})
+for _place in ("build", "step"):
+    if f"fault/exits-{_place}-v0" not in gymnasium.registry:
+        gymnasium.register(f"fault/exits-{_place}-v0", Exits, kwargs={"place": _place})
 if "fault/unbuildable-v0" not in gymnasium.registry:
     gymnasium.register("fault/unbuildable-v0", Unbuildable)

@@ -430,7 +430,9 @@ def test_case_04_a_missing_replay_block_is_named_and_the_previous_checkpoint_tak
 def test_case_04_without_any_whole_checkpoint_one_sentence_says_so(run):
     for folder in files.published(run / "checkpoints"):
         (folder / "agent.json").write_text("{")
-    with pytest.raises(FileError, match=rf"holds no complete checkpoint. Skipped {NEWEST}"):
+    with pytest.raises(
+        FileError, match=rf"holds no complete checkpoint. Skipped {NEWEST}.* Train anew\.$"
+    ):
         resume_run(run, steps=400)
     with pytest.raises(FileError, match="holds no complete checkpoint"):
         load_agent(run)
@@ -591,6 +593,29 @@ def test_case_11_override_takes_the_changes_over_and_tells_them(run):
     after = files.read_manifest(run / "checkpoints" / "step-000000310").meta["config"]
     assert (after["agent"]["lr"], after["steps"]) == (0.5, 310)
     assert main(["resume", str(run), "--steps", "320"]) == 0  # accepted once and for all
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "reason"),
+    [
+        ("agent__horizon", (1, 3), "slice_rows 2, but this one has 4"),
+        ("env__num_envs", (1, 2), "num_envs 1, but this one has 2"),
+    ],
+)
+def test_case_11_a_change_that_what_was_saved_cannot_fit_is_refused_once(
+    run, key, change, reason, capsys
+):
+    edit_config(run, **{key: change[1]})
+    before = (run / "config.yaml").read_bytes(), (run / "events.jsonl").read_bytes()
+    assert main(["resume", str(run), "--steps", "310", "--override"]) == 2
+    said = capsys.readouterr().err
+    assert said == (
+        f"What was saved does not fit the changes in {run / 'config.yaml'} "
+        f"({key.replace('__', '.')}: {change[0]} -> {change[1]}); put the old values back, or "
+        f"start a new run with the new ones: The saved replay has {reason}; "
+        "resume with the configuration of the run.\n"
+    )
+    assert before == ((run / "config.yaml").read_bytes(), (run / "events.jsonl").read_bytes())
 
 
 def test_case_11_a_key_that_the_checkpoint_does_not_know_had_its_default(run):

@@ -18,11 +18,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from forethought.config import LONGEST_TIMEOUT_SECONDS, ConfigError, EnvConfig
-from forethought.envs import EnvError, EnvFailure, TaskEnv, handles
+from forethought.config import LONGEST_TIMEOUT_SECONDS, ConfigError, EnvConfig, ForethoughtError
+from forethought.envs import EnvError, EnvFailure, TaskEnv, handles, make_env
 from forethought.envs.episodes import run_episodes
 from forethought.spaces import nested
-from tests.faults.stubs import Stubborn
+from forethought.training.evaluate import evaluate_target
+from forethought.training.signals import Interrupted
+from tests.faults.stubs import Exits, OldStyle, Stubborn, task
 from tests.stubs import CounterEnv, FaultyEnv, NestedEnv, fault_if, vector_of
 
 BOTH = pytest.mark.parametrize("workers", [False, True], ids=["in-process", "workers"])
@@ -106,6 +108,77 @@ def test_case_13_an_illegal_action_is_the_agents_fault_and_no_failure(workers, b
     envs.close()
 
 
+RESET = "reset must return (observation, info)"
+STEP = "step must return (observation, reward, terminated, truncated, info)"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        ("reset-obs", f"one ndarray from its reset, but {RESET}"),
+        ("reset-tuple", f"a ndarray as the last value from its reset, but {RESET}"),
+        ("reset-info", f"a None as the last value from its reset, but {RESET}"),
+        ("step-obs", f"one ndarray from step 2, but {STEP}"),
+        ("step-four", f"4 values from step 2, but {STEP}"),
+        ("step-info", f"a None as the last value from step 2, but {STEP}"),
+    ],
+)
+def test_case_13_the_api_of_old_gym_is_answered_by_what_must_be_returned(workers, how, problem):
+    with contextlib.closing(
+        vector_of(partial(CounterEnv, 10), partial(OldStyle, how), workers=workers)
+    ) as envs:
+        with pytest.raises(EnvFailure) as caught:
+            envs.reset(seed=0)
+            envs.step(np.zeros((2, 1), np.float32))
+            envs.step(np.zeros((2, 1), np.float32))
+        assert envs.failed == {1}
+    assert str(caught.value) == (
+        f"Environment 1 returned {problem}, of which info is a dict; correct the environment."
+    )
+
+
+def test_case_13_an_end_that_is_neither_true_nor_false_is_told():
+    env = TaskEnv(OldStyle("step-ends"))
+    env.reset()
+    env.step(ZERO)
+    with pytest.raises(EnvFailure, match=r"ended with \[False  True\] at step 2, but step must"):
+        env.step(ZERO)
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_case_13_a_space_that_is_missing_is_told_before_anything_is_played(workers, name):
+    with pytest.raises(ConfigError) as caught:
+        vector_of(partial(OldStyle, name), workers=workers)
+    assert str(caught.value) == (
+        f"Environment 0 (OldStyle) has no {name}, but must have a space of gymnasium; set it in "
+        "the environment's __init__."
+    )
+
+
+def test_case_13_a_space_of_another_package_is_told():
+    env = CounterEnv()
+    env.action_space = (-1.0, 1.0)
+    with pytest.raises(ConfigError, match=r"\(CounterEnv\) has a tuple as its action_space, but"):
+        TaskEnv(env)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "problem"),
+    [
+        ("reset-obs", ForethoughtError, "returned one ndarray from its reset"),
+        ("step-four", ForethoughtError, "returned 4 values from step 2"),
+        ("observation_space", ConfigError, "has no observation_space"),
+        ("exits-build", EnvFailure, "could not be built: SystemExit: 3"),
+        ("exits-step", ForethoughtError, "raised SystemExit at step 3: 3"),
+    ],
+)
+def test_case_13_an_evaluation_says_the_same(how, kind, problem):
+    with pytest.raises(kind, match=problem):
+        evaluate_target(task(how), policy="random", episodes=2)
+
+
 # Case 15: exceptions
 
 
@@ -117,6 +190,74 @@ def test_case_15_the_traceback_of_the_environment_is_kept():
     assert str(caught.value) == "Environment 0 raised RuntimeError at step 1: the wheel came off"
     assert "stubs.py" in caught.value.__notes__[0]
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@BOTH
+def test_case_15_the_traceback_begins_with_the_environments_own_line(workers):
+    """Beyond our frames and the wrapper that gymnasium.make puts around every environment."""
+    with contextlib.closing(make_env("gym:tests.stubs:stub/Raises-v0", workers=workers)) as envs:
+        envs.reset(seed=[0])
+        envs.step(ZERO[None]), envs.step(ZERO[None])
+        with pytest.raises(EnvFailure) as caught:
+            envs.step(ZERO[None])
+    first, second, third, *_, last = caught.value.__notes__[0].splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert second.startswith('  File "') and "/tests/stubs.py" in second
+    assert third == '    raise RuntimeError("the wheel came off")'
+    assert last == "RuntimeError: the wheel came off"
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        ("build", "Environment 0 could not be built: SystemExit: 3"),
+        ("reset", "Environment 0 raised SystemExit at step 0: 3"),
+        ("step", "Environment 0 raised SystemExit at step 3: 3"),
+    ],
+)
+def test_case_15_an_environment_that_exits_has_failed(workers, place, sentence):
+    """Exit code 3 means diverged, so it must never be the environment's word."""
+    with pytest.raises(EnvFailure) as caught, contextlib.ExitStack() as stack:
+        envs = vector_of(partial(Exits, place), workers=workers)
+        stack.callback(envs.close)
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step(ZERO[None])
+    assert str(caught.value) == sentence
+    assert "sys.exit(self.code)" in caught.value.__notes__[0]
+
+
+def test_case_15_an_environment_that_exits_at_its_end_is_only_warned_about(caplog):
+    vector_of(partial(Exits, "close")).close()
+    assert caplog.messages == ["Environment 0 could not be closed: SystemExit: 3"]
+
+
+def test_case_15_a_module_that_exits_when_it_is_imported_is_told(tmp_path, monkeypatch):
+    (tmp_path / "module_that_exits.py").write_text("import sys\n\nsys.exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="raised SystemExit while it was imported: 3") as caught:
+        make_env("gym:module_that_exits:Any-v0")
+    assert (
+        caught.value.__notes__[0]
+        .splitlines()[1]
+        .endswith('module_that_exits.py", line 3, in <module>')
+    )
+
+
+def test_case_15_the_word_of_a_signal_passes_through_an_environment(monkeypatch):
+    """Our own stop is a SystemExit too, raised wherever the signal finds the process."""
+    envs = vector_of(CounterEnv)
+    envs.reset(seed=0)
+
+    def stopped(*_: object) -> None:
+        raise Interrupted("SIGTERM")
+
+    monkeypatch.setattr(CounterEnv, "step", stopped)
+    with pytest.raises(Interrupted):
+        envs.step(ZERO[None])
+    assert not envs.failed
+    envs.close()
 
 
 @BOTH

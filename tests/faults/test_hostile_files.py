@@ -88,7 +88,7 @@ def run(trained, tmp_path) -> Path:
 def assert_refused(run: Path, parts: Parts, name: str) -> None:
     """The newest checkpoint is skipped by one sentence that names the file; the other is taken."""
     checkpoints = Checkpoints(RunDirectory.open(run))
-    folder, [reason] = _newest_that_fits(checkpoints, parts.agent)
+    folder, [reason] = _newest_that_fits(checkpoints, parts.agent, checkpoints.newest(), [])
     assert folder.name == "step-000000200"
     assert reason.startswith(f"Skipped {NEWEST}: ") and name in reason, reason
     assert "\n" not in reason
@@ -520,7 +520,7 @@ def many_actions(tensors: dict[str, torch.Tensor]) -> None:
 def test_tensors_that_do_not_fit_are_refused(run, parts, name, change):
     forge_tensors(newest(run), name, change)
     checkpoints = Checkpoints(RunDirectory.open(run))
-    folder, [reason] = _newest_that_fits(checkpoints, parts.agent)
+    folder, [reason] = _newest_that_fits(checkpoints, parts.agent, checkpoints.newest(), [])
     assert folder.name == "step-000000200" and reason.startswith(f"Skipped {NEWEST}: ")
 
 
@@ -594,7 +594,7 @@ def test_a_count_that_is_none_is_refused(run, parts, keys):
 def test_a_value_that_cannot_be_is_refused(run, parts, name, keys, value):
     forge_json(newest(run), name, keys, value)
     checkpoints = Checkpoints(RunDirectory.open(run))
-    folder, [reason] = _newest_that_fits(checkpoints, parts.agent)
+    folder, [reason] = _newest_that_fits(checkpoints, parts.agent, checkpoints.newest(), [])
     assert folder.name == "step-000000200" and reason.startswith(f"Skipped {NEWEST}: ")
 
 

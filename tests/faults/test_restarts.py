@@ -11,16 +11,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import yaml
 from gymnasium.envs.registration import EnvSpec
 
 from forethought import files
-from forethought.config import EnvConfig
+from forethought.cli import main
+from forethought.config import EnvConfig, to_dict
 from forethought.envs import EnvError, EnvFailure
 from forethought.seeding import Streams
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent
 from forethought.training.loop import Run, resume_run, train_run
-from tests.faults.stubs import ChosenFaults, Unbuildable, choose, task
+from tests.faults.stubs import VARIABLE, ChosenFaults, Unbuildable, choose, task
 from tests.stub_agent import StubAgent, register, stub_run, training_record
 
 BOTH = pytest.mark.parametrize("workers", [False, True], ids=["in-process", "workers"])
@@ -88,7 +90,7 @@ def test_case_13_a_bad_value_halts_the_run(tmp_path, monkeypatch):
         train_run(stub_run(task("nan-reward"), env={"num_envs": 2}), tmp_path / "run")
     about = RunDirectory.open(tmp_path / "run").run_json
     assert about["status"] == "failed"
-    assert about["error"].startswith("EnvFailure: The reward of environment 1 at step 3 is nan")
+    assert about["error"].startswith("The reward of environment 1 at step 3 is nan")
 
 
 @pytest.mark.parametrize("fault", ["nan-reward", "nan-observation"])
@@ -112,8 +114,33 @@ def test_case_15_by_default_the_run_halts(tmp_path, monkeypatch):
     choose(monkeypatch, [(0, 1), (1, 1)])
     with pytest.raises(EnvFailure, match="Environment 0 raised RuntimeError at step 3") as caught:
         train_run(stub_run(task("raise"), env={"num_envs": 2}), tmp_path / "run")
-    assert caught.value.__notes__[-1].startswith("In the same step: Environment 1 raised")
+    assert caught.value.__notes__[1].startswith("In the same step: Environment 1 raised")
     assert RunDirectory.open(tmp_path / "run").run_json["status"] == "failed"
+
+
+def test_case_15_a_run_that_halts_ends_with_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
+    """Episode 5 of an environment alone begins at 50 steps; two more were taken in it."""
+    choose(monkeypatch, [(0, 5)])
+    config, path = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(yaml.safe_dump(to_dict(stub_run(task("raise")))))
+    words = ["stub", task("raise"), "--config", str(config), "--out", str(path)]
+    assert main(["train", *words]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == (
+        f"Stopped by an error at 52 agent steps. When it is mended: forethought resume {path}"
+    )
+    sentence = "Environment 0 raised RuntimeError at step 3: the wheel came off"
+    assert said.count(sentence) == 1 and said.count(said[-1]) == 1
+    assert RunDirectory.open(path).run_json["error"] == sentence
+    monkeypatch.delenv(VARIABLE)
+    assert main(["resume", str(path)]) == 0
+
+
+def test_case_15_a_run_that_fails_before_it_has_saved_offers_no_resume(tmp_path, monkeypatch):
+    choose(monkeypatch, [(0, 0)])
+    with pytest.raises(EnvFailure) as caught:
+        train_run(stub_run(task("reset")), tmp_path / "run")
+    assert "forethought resume" not in "".join(caught.value.__notes__)
 
 
 def test_case_15_the_agent_is_told_that_another_episode_began(tmp_path, monkeypatch):

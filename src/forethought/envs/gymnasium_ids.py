@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-import traceback
 from pathlib import Path
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from forethought.config import ConfigError, unknown
-from forethought.envs import rendering
+from forethought.envs import foreign, rendering
 from forethought.envs.families import LIST_HINT, Built, require_extra
 
 NEVER_TERMINATE = ("Pendulum", "HalfCheetah", "Swimmer", "Reacher", "Pusher", "HumanoidStandup")
@@ -112,10 +111,11 @@ def _import(module: str, name: str) -> None:
             f"The module {module} of the task gym:{name} cannot be imported ({error}); run the "
             "command in the folder that holds it, install what is missing or correct the name."
         ) from error
-    except Exception as error:
-        wrapped = ConfigError(
+    except foreign.RAISED as error:
+        if foreign.passes(error):
+            raise
+        sentence = (
             f"The module {module} of the task gym:{name} raised {type(error).__name__} while it "
             f"was imported: {error}"
         )
-        wrapped.add_note("".join(traceback.format_exception(error)).rstrip())
-        raise wrapped from error
+        raise foreign.wrapped(ConfigError, sentence, error) from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from forethought.config import ForethoughtError
+from forethought.envs import foreign
 from forethought.envs.task_env import TaskEnv
 from forethought.envs.watchdog import Call, Watchdog
 from forethought.spaces.structure import EnvFailure
@@ -34,17 +34,11 @@ def build(make: Callable[[], TaskEnv], index: int) -> TaskEnv:
     """Make an environment; what its constructor raises becomes an EnvFailure."""
     try:
         return make()
-    except ForethoughtError:
-        raise
-    except Exception as error:
-        raise _wrapped(f"Environment {index} could not be built", error) from error
-
-
-def _wrapped(what: str, error: Exception) -> EnvFailure:
-    """The failure that an exception was, with its traceback as a note."""
-    failure = EnvFailure(f"{what}: {type(error).__name__}: {error}")
-    failure.add_note("".join(traceback.format_exception(error)).rstrip())
-    return failure
+    except foreign.RAISED as error:
+        if foreign.passes(error):
+            raise
+        sentence = f"Environment {index} could not be built: {type(error).__name__}: {error}"
+        raise foreign.wrapped(EnvFailure, sentence, error) from error
 
 
 def answer(env: TaskEnv, command: str, *arguments: Any) -> Any:
@@ -98,10 +92,11 @@ class LocalHandle:
         """Close the environment; what it raises becomes an EnvFailure."""
         try:
             self._run("close", self._env.close)
-        except ForethoughtError:
-            raise
-        except Exception as error:
-            raise _wrapped(f"Environment {self._index} could not be closed", error) from error
+        except foreign.RAISED as error:
+            if foreign.passes(error):
+                raise
+            what = f"Environment {self._index} could not be closed: {type(error).__name__}"
+            raise foreign.wrapped(EnvFailure, f"{what}: {error}", error) from error
 
     def _run(self, command: str, work: Callable[..., Any], *arguments: Any) -> Any:
         dog = self._watchdog

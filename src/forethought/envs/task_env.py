@@ -9,15 +9,16 @@ a note of the exception, also out of a worker process.
 from __future__ import annotations
 
 import math
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 
-from forethought.config import ForethoughtError, require
+from forethought.config import ConfigError, require
+from forethought.envs import foreign
+from forethought.envs.watchdog import doing
 from forethought.spaces.agent_view import agent_space, native_action, outside
 from forethought.spaces.nested import Tree
 from forethought.spaces.spec import Column, EnvSpec
@@ -25,6 +26,8 @@ from forethought.spaces.structure import EnvError, EnvFailure, Leaf, Structure, 
 
 T = TypeVar("T")
 LARGEST_REWARD = float(np.finfo(np.float32).max)  # replay stores float32, where more is infinite
+RESET = "reset must return (observation, info)"
+STEP = "step must return (observation, reward, terminated, truncated, info)"
 Step = tuple[Tree, float, bool, bool, dict[str, Any]]
 
 
@@ -58,8 +61,8 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         limit = max_episode_steps
         require(limit is None or limit >= 1, "max_episode_steps", limit, "at least 1")
         self.env_index = env_index
-        self.observation_space = agent_space(env.observation_space, action=False)
-        self.action_space = agent_space(env.action_space, action=True)
+        self.observation_space = agent_space(self._space("observation_space"), action=False)
+        self.action_space = agent_space(self._space("action_space"), action=True)
         self._observations = Structure.of(self.observation_space)
         self._actions = Structure.of(self.action_space)
         columns: tuple[Column, ...] = tuple(_declared(env, "columns", ()))
@@ -89,7 +92,8 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     ) -> tuple[Tree, dict[str, Any]]:
         """A new episode; with a seed, a function of (seed, actions) alone."""
         self._steps, self._running = 0, False
-        obs, info = self._guard(lambda: self.env.reset(seed=seed, options=options))
+        begun = self._guard(lambda: self.env.reset(seed=seed, options=options))
+        obs, info = self._parts(begun, 2, "reset", RESET)
         self._running = True
         return self._checked(obs), self._checked_info(info)
 
@@ -106,10 +110,10 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         obs: Any = None
         info: dict[str, Any] = {}
         for _ in range(self.spec_for_agent.action_repeat):
-            obs, frame_reward, terminated, truncated, info = self._guard(
-                lambda: self.env.step(native)
-            )
+            frame = self._guard(lambda: self.env.step(native))
+            obs, frame_reward, *ends, info = self._parts(frame, 5, "step", STEP)
             reward += self._checked_reward(frame_reward)
+            terminated, truncated = map(self._checked_end, ends)
             if terminated or truncated:
                 break
         reward = self._checked_reward(reward)  # a sum of large frames may be too large
@@ -123,7 +127,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             truncated = True
         self._running = not (terminated or truncated)
         obs, info = self._checked(obs), self._checked_info(info)
-        return obs, reward, bool(terminated), bool(truncated), info
+        return obs, reward, terminated, truncated, info
 
     def render(self) -> Any:
         """A picture, or whatever the render mode promises."""
@@ -142,15 +146,51 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def _guard(self, call: Callable[[], T]) -> T:
         try:
             return call()
-        except ForethoughtError:
-            raise
-        except Exception as error:
-            wrapped = EnvFailure(
+        except foreign.RAISED as error:
+            if foreign.passes(error):
+                raise
+            sentence = (
                 f"Environment {self.env_index} raised {type(error).__name__} at step "
                 f"{self._steps}: {error}"
             )
-            wrapped.add_note("".join(traceback.format_exception(error)).rstrip())
-            raise wrapped from error
+            raise foreign.wrapped(EnvFailure, sentence, error) from error
+
+    def _space(self, name: str) -> gymnasium.Space[Any]:
+        space = getattr(self.env, name, None)
+        if not isinstance(space, gymnasium.Space):
+            there = "has no" if space is None else f"has a {_type_of(space)} as its"
+            raise ConfigError(
+                f"Environment {self.env_index} ({type(self.env.unwrapped).__name__}) {there} "
+                f"{name}, but must have a space of gymnasium; set it in the environment's __init__."
+            )
+        return space
+
+    def _parts(self, returned: Any, number: int, command: str, rule: str) -> tuple[Any, ...]:
+        """What a reset or step returned, in its parts.
+
+        That the info is a dict also tells a pair from an observation that has two members.
+        """
+        if not isinstance(returned, tuple | list):
+            problem = f"one {_type_of(returned)}"
+        elif len(returned) != number:
+            problem = f"{len(returned)} values"
+        elif not isinstance(returned[-1], Mapping):
+            problem = f"a {_type_of(returned[-1])} as the last value"
+        else:
+            return tuple(returned)
+        raise EnvFailure(
+            f"Environment {self.env_index} returned {problem} from {doing(command, self._steps)}, "
+            f"but {rule}, of which info is a dict; correct the environment."
+        )
+
+    def _checked_end(self, value: Any) -> bool:
+        try:
+            return bool(value)
+        except ValueError:  # numpy's word for an array of several
+            raise EnvFailure(
+                f"Environment {self.env_index} ended with {value} at step {self._steps}, but {STEP}"
+                ", of which terminated and truncated are True or False; correct the environment."
+            ) from None
 
     def _checked(self, obs: Any) -> Tree:
         return self._observations.check(obs, "observation", self.env_index, self._steps)
@@ -167,7 +207,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             )
         return value
 
-    def _checked_info(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _checked_info(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """The info with its declared columns present, well-formed and in stored dtypes."""
         columns = self.spec_for_agent.columns
         for column in columns:
@@ -181,6 +221,10 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         values = {column.name: info[column.source] for column in columns}
         checked = self._columns.check(values, "column", self.env_index, self._steps)
         return {**info, **{column.source: checked[column.name] for column in columns}}
+
+
+def _type_of(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 def _declared(env: gymnasium.Env[Any, Any], name: str, default: Any) -> Any:

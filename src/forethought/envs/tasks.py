@@ -9,6 +9,7 @@ from typing import Any
 from forethought.config import require, unknown
 from forethought.envs import dmc, gymnasium_ids, minatar
 from forethought.envs.families import LIST_HINT
+from forethought.envs.handles import build
 from forethought.envs.task_env import TaskEnv
 from forethought.envs.vector import VectorEnv
 from forethought.spaces.spec import EnvSpec
@@ -90,7 +91,10 @@ def spec_of(
     task: str, *, action_repeat: int | None = None, max_episode_steps: int | None = None
 ) -> EnvSpec:
     """What an agent will see of a task."""
-    env = make_single(task, action_repeat=action_repeat, max_episode_steps=max_episode_steps)
+    make = functools.partial(
+        make_single, task, action_repeat=action_repeat, max_episode_steps=max_episode_steps
+    )
+    env = build(make, 0)
     try:
         return env.spec_for_agent
     finally:

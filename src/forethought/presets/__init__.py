@@ -53,6 +53,13 @@ def parse(text: str) -> Any:
         raise yaml.MarkedYAMLError(problem=f"it cannot be read ({error})") from error
 
 
+def yaml_problem(error: Exception) -> str:
+    """Where a text is no YAML, and why, to follow a sentence: ` in line 3: ...`."""
+    mark = getattr(error, "problem_mark", None)
+    line = f" in line {mark.line + 1}" if mark else ""
+    return f"{line}: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+
+
 def parse_scalar(text: str) -> Any:
     """The value that a flag's text would have in YAML; text that is no YAML stays text."""
     try:
@@ -81,10 +88,7 @@ def load_file(path: Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(f"The configuration {path} cannot be read: {reason}.") from error
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" in line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it cannot be parsed"
-        raise ConfigError(f"The configuration {path} is not YAML{line}: {problem}.") from error
+        raise ConfigError(f"The configuration {path} is not YAML{yaml_problem(error)}.") from error
     if not isinstance(data, dict | None):
         raise ConfigError(f"The configuration {path} must hold keys with values, not {data!r}.")
     return data or {}

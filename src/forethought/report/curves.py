@@ -99,12 +99,12 @@ def _draw_task(axes: Axes, task: str, groups: Sequence[Group], colours: Mapping[
     for paper in papers:
         inside = [(x, y) for x, y in zip(paper.frames, paper.means) if x <= right]
         axes.plot(*zip(*inside), ":", color=INK, lw=2, marker="o", ms=4, zorder=2)
-        labels.append(_Label(inside[-1][1], f"{number(inside[-1][1])} {paper.label}", INK))
+        labels.append(_Label(inside[-1][1], _named(inside[-1][1], paper.label), INK))
     random = [group.random_score for group in groups if group.random_score is not None]
     if random:
         level = float(np.mean(random))
         axes.axhline(level, color=FAINT, ls=(0, (6, 4)), lw=1.6, zorder=1)
-        labels.append(_Label(level, f"{number(level)} random play", FAINT))
+        labels.append(_Label(level, _named(level, "random play"), FAINT))
     axes.set_xlim(0, right * 1.005)
     if task.startswith("dmc:"):
         axes.set_ylim(0, 1000)
@@ -137,7 +137,12 @@ def _draw_group(axes: Axes, group: Group, colours: Mapping[str, str]) -> list[_L
         if band is not None:
             axes.fill_between(frames, *band, color=colour, alpha=0.2, lw=0)
     end = float(group.scores.mean())
-    return [_Label(end, f"{number(end)} {group.label}", colour, bold=True)]
+    return [_Label(end, _named(end, group.label), colour, bold=True)]
+
+
+def _named(score: float, name: str) -> str:
+    """A name may end or begin with a number, as in `steps 400`: the dot keeps the score apart."""
+    return f"{number(score)} · {name}"
 
 
 def _caption(groups: Sequence[Group]) -> str:

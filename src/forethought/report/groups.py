@@ -20,6 +20,8 @@ from forethought.report.statistics import Array, Estimate, Scores
 
 Method = tuple[tuple[str, str], ...]
 """What a method is: its configuration but for task, seed and tracking, as text, hashable."""
+BY_TASK = "by task"
+"""Stands for a value that a method has otherwise on another task."""
 DMC_MAXIMUM = 1000.0
 """Rewards of DeepMind Control are at most 1 in each of an episode's 1000 frames."""
 
@@ -129,7 +131,8 @@ class Collection:
 
     tasks: Mapping[str, Sequence[Group]]
     methods: Mapping[str, Mapping[str, Any]]
-    """Dotted configuration of each method, but for task, seed and tracking, by label."""
+    """Dotted configuration of each method, but for task, seed and tracking, by label; methods that
+    were never run on the same task may share one."""
     notes: Sequence[str]
     runs: Sequence[RunRecord]
     """Everything that was read, runs without an evaluation included."""
@@ -171,7 +174,9 @@ def collect(places: Iterable[Path]) -> Collection:
     notes += [record.no_evaluation for record in records if not record.evaluations]
     shown = _newest_per_seed([record for record in records if record.evaluations], notes)
     keys = list(dict.fromkeys(_method(record) for record in shown))
-    labels = dict(zip(keys, _labels([_settings(_first(shown, key)) for key in keys])))
+    settings = [_settings(_first(shown, key)) for key in keys]
+    played = [{record.task for record in shown if _method(record) == key} for key in keys]
+    labels = dict(zip(keys, _labels(settings, played)))
     tasks: dict[str, dict[str, list[RunRecord]]] = {}
     for record in sorted(shown, key=lambda record: record.seed):
         tasks.setdefault(record.task, {}).setdefault(labels[_method(record)], []).append(record)
@@ -180,8 +185,14 @@ def collect(places: Iterable[Path]) -> Collection:
         found = [Group(label, tuple(runs)) for label, runs in sorted(by_label.items())]
         groups[task] = sorted(found, key=lambda group: -float(group.scores.mean()))
     notes += [note for task in groups.values() for group in task for note in _length_note(group)]
-    methods = {labels[key]: _settings(_first(shown, key)) for key in keys}
-    return Collection(groups, dict(sorted(methods.items())), notes, records)
+    methods: dict[str, dict[str, Any]] = {}
+    for label in sorted(set(labels.values())):
+        same = [found for key, found in zip(keys, settings) if labels[key] == label]
+        differing = differing_keys(same)
+        methods[label] = {**same[0], **dict.fromkeys(differing, BY_TASK)}
+        if differing:
+            notes.append(f"{label} is not the same on every task: {', '.join(differing)} differ.")
+    return Collection(groups, methods, notes, records)
 
 
 def _first(records: Iterable[RunRecord], key: Method) -> RunRecord:
@@ -220,15 +231,22 @@ def _method(record: RunRecord) -> Method:
     return tuple(sorted((key, repr(value)) for key, value in _settings(record).items()))
 
 
-def _labels(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A short name for each method: its preset or agent, and what tells it from its like."""
+def _labels(methods: Sequence[Mapping[str, Any]], played: Sequence[set[str]]) -> list[str]:
+    """A short name for each method: its preset or agent, and what tells it from its like.
+
+    Methods are told apart only where they meet, that is within a task: `played` are the tasks of
+    each. Two that never meet may share a name.
+    """
     bases = [_preset(method) for method in methods]
     shared = len(set(bases)) == 1  # then what tells them apart is name enough
     found = []
     for place, (base, method) in enumerate(zip(bases, methods)):
-        like = [other for name, other in zip(bases, methods) if name == base]
-        differing = differing_keys(like)
-        if len(like) == 1:
+        meeting = [
+            [m for name, m, tasks in zip(bases, methods, played) if name == base and task in tasks]
+            for task in sorted(set[str]().union(*played))
+        ]
+        differing = list(dict.fromkeys(key for like in meeting for key in differing_keys(like)))
+        if not differing:
             found.append(base)
         elif len(differing) <= 2:
             told = [f"{key.rpartition('.')[2]} {show(method.get(key))}" for key in differing]
@@ -237,9 +255,15 @@ def _labels(methods: Sequence[Mapping[str, Any]]) -> list[str]:
             found.append(f"{base} {_letter(bases[:place].count(base))}")
     # Two values that read the same once shortened still need two names.
     return [
-        f"{name} {_letter(found[:place].count(name))}" if found.count(name) > 1 else name
+        f"{name} {_letter(found[:place].count(name))}" if _meet(name, found, played) else name
         for place, name in enumerate(found)
     ]
+
+
+def _meet(label: str, labels: Sequence[str], played: Sequence[set[str]]) -> bool:
+    """Whether two methods of this name were run on the same task."""
+    tasks = [task for name, own in zip(labels, played) if name == label for task in own]
+    return len(tasks) > len(set(tasks))
 
 
 def _letter(index: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from forethought.config import flatten
 from forethought.files import FileError, end_of_lines
 from forethought.tracking.csv_file import read_rows
-from forethought.tracking.run_directory import RunDirectory
+from forethought.tracking.run_directory import NoRun, RunDirectory
 
 QUIET = frozenset({"started", "about", "resumed", "done", "running", "checkpoint-size"})
 """Events of a run that goes as it should."""
@@ -86,10 +86,10 @@ def find_runs(places: Iterable[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for place in places:
         if not place.is_dir():
-            raise FileError(f"There is no run directory {place}.")
+            raise NoRun(f"There is no run directory {place}.")
         inside = list(_below(place))
         if not inside:
-            raise FileError(f"{place} is no run, and there is none below it.")
+            raise NoRun(f"{place} is no run, and there is none below it.")
         for path in inside:
             found.setdefault(path.resolve(), path)
     return list(found.values())

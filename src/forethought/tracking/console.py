@@ -19,8 +19,10 @@ LIVE_PERIOD_S = 0.25
 """Seconds between two drawings of the live line."""
 PLAIN_PERIOD_S = 10.0
 """Seconds between two plain lines."""
-SPEED_WINDOW_S = 60.0
-"""Seconds over which the speed is averaged: the seed phase is fast and says little about later."""
+SPEED_WINDOW_S = 30.0
+"""Seconds over which the speed is averaged."""
+LEAST_WINDOW_S = 1.0
+"""Seconds that must have been measured before a speed is told."""
 BAR_COLUMNS = (4, 24)
 """The least and the greatest width of the bar; with less room there is none."""
 
@@ -43,14 +45,11 @@ class ConsoleSink:
         self._name = ""
         self._agent_steps = 0
         self._phase = ""
-        """Work during which the agent steps stand still; "" while they go on."""
-        self._called = now()
-        self._paused = 0.0
-        """Seconds in such phases: they say nothing about the speed of the steps."""
+        """What is done instead of learning step by step; "" for that."""
         self._last_return: float | None = None
         self._last_evaluation: float | None = None
         self._marks: deque[tuple[float, int]] = deque()
-        """(seconds outside phases, agent steps) at recent drawings."""
+        """(seconds, agent steps) at recent drawings of the present phase."""
 
     def start(self, run: RunDirectory) -> None:
         about = run.run_json
@@ -73,32 +72,35 @@ class ConsoleSink:
     def progress(self, agent_steps: int, phase: str) -> None:
         """Called at every step and update; draws only when the period has passed.
 
-        `phase` names the work since the last call if the agent steps stood still meanwhile.
+        `phase` names the work since the last call, such as an evaluation or random play; with ""
+        the agent took its own steps and learned from them.
         """
         self._agent_steps = agent_steps
-        self._phase = phase
+        self._enter(phase)
         now = self._now()
-        if phase:
-            self._paused += now - self._called
-        self._called = now
         if not self._marks:
-            self._marks.append((now - self._paused, agent_steps))  # a resumed run is not at 0
+            self._marks.append((now, agent_steps))  # a resumed run is not at 0
         if now >= self._next:
             self._draw()
 
     def close(self) -> None:
-        self._phase = ""
+        self._enter("")
         self._draw()
         if self._live is not None:
             self._live.stop()
             self._live = None
 
+    def _enter(self, phase: str) -> None:
+        """Random play is far faster than learning: no phase says anything about another's speed."""
+        if phase != self._phase:
+            self._marks.clear()
+        self._phase = phase
+
     def _draw(self) -> None:
         now = self._now()
         self._next = now + self._period
-        stepping = now - self._paused
-        self._marks.append((stepping, self._agent_steps))
-        while len(self._marks) > 2 and stepping - self._marks[0][0] > SPEED_WINDOW_S:
+        self._marks.append((now, self._agent_steps))
+        while len(self._marks) > 2 and now - self._marks[0][0] > SPEED_WINDOW_S:
             self._marks.popleft()
         if self._live is None:
             self._console.print(self._line(), markup=False, highlight=False, soft_wrap=True)
@@ -137,10 +139,12 @@ class ConsoleSink:
     def _findings(self) -> list[str]:
         """Speed, ETA, return, evaluation and phase, as far as they are known."""
         parts = []
-        speed = 0.0 if self._phase else self._speed()
+        speed = self._speed()
         if speed > 0:
+            parts.append(f"{speed:.1f}/s")
+        if speed > 0 and not self._phase:  # only learning tells how long the rest will take
             left = max(0, self._steps - self._agent_steps) / speed
-            parts += [f"{speed:.1f}/s", f"ETA {_duration(left)}"]
+            parts.append(f"ETA {_duration(left)}")
         if self._last_return is not None:
             parts.append(f"return {self._last_return:.1f}")
         if self._last_evaluation is not None:
@@ -150,9 +154,9 @@ class ConsoleSink:
         return parts
 
     def _speed(self) -> float:
-        """Agent steps per second over the recent past; 0 while nothing can be said."""
+        """Agent steps per second in the recent past of this phase; 0 while nothing can be said."""
         (first, before), (last, after) = self._marks[0], self._marks[-1]
-        return (after - before) / (last - first) if last > first else 0.0
+        return (after - before) / (last - first) if last - first >= LEAST_WINDOW_S else 0.0
 
 
 def _count(row: Row) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from forethought import presets
-from forethought.config import ForethoughtError
+from forethought.config import ConfigError, ForethoughtError
 from forethought.files import (
     FileError,
     read_bytes,
@@ -47,6 +47,10 @@ MAX_CONFIG_BYTES = 2**18
 IDENTITY = {"agent": "agent_name", "task": "task", "seed": "seed"}
 """Keys of run.json, and the keys of config.yaml that must say the same."""
 log = logging.getLogger("forethought")
+
+
+class NoRun(FileError, ConfigError):
+    """What was named as a run is none: bad usage, not a damaged file."""
 
 
 class RunDirectory:
@@ -103,9 +107,9 @@ class RunDirectory:
         """An existing run; one sentence if it is none, or not readable."""
         run = cls(path)
         if not path.is_dir():
-            raise FileError(f"There is no run directory {path}.")
+            raise NoRun(f"There is no run directory {path}.")
         if not run._run_file.exists():
-            raise FileError(f"{path} is not a run directory: it has no run.json.")
+            raise NoRun(f"{path} is not a run directory: it has no run.json.")
         _refuse_links(path)
         about, config = run._read(), run.config()
         for key, twin in IDENTITY.items():
@@ -166,7 +170,10 @@ class RunDirectory:
         try:
             data = presets.parse(read_bytes(self._config_file, MAX_CONFIG_BYTES).decode())
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise FileError(f"{self._config_file} is damaged: it is not valid YAML.") from error
+            told = presets.yaml_problem(error)
+            raise FileError(
+                f"{self._config_file} is damaged: it is not valid YAML{told}."
+            ) from error
         if not isinstance(data, dict):
             raise FileError(f"{self._config_file} is damaged: it holds no configuration.")
         return data

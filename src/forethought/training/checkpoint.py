@@ -112,7 +112,7 @@ class Checkpoints:
             else:
                 return path, skipped
         reason = f" {' '.join(skipped)}" if skipped else ""
-        raise FileError(f"{self.folder} holds no complete checkpoint.{reason}")
+        raise FileError(f"{self.folder} holds no complete checkpoint.{reason} Train anew.")
 
     def find(self, which: str) -> tuple[Path, list[str]]:
         """The folder of `latest`, `best` or a number of agent steps, verified; for acting, so

@@ -269,7 +269,8 @@ def evaluate_target(
 ) -> EvalResult:
     """Plays episodes of a run's agent, or of random play in a task or in a run's environments.
 
-    The episodes are those of evaluation 0, so an agent and random play meet the same starts.
+    The episodes are those of evaluation 0, so an agent and random play meet the same starts, which
+    are other ones than those of the agent's evaluations during training.
     `tell` is called before each step with the episodes ended and the steps taken so far.
     """
     run: RunDirectory | None = None

@@ -92,13 +92,13 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
             )
         if run.run_json["status"] == "done" and (steps or config.steps) <= at:
             _tell_skipped(run, skipped)
-            print(f"{run.path} is complete at {at} agent steps; --steps TOTAL takes it further.")
+            print(f"{run.path} is complete at {at:,} agent steps; --steps TOTAL takes it further.")
             score = files.read_json(folder / "loop.json").get("score")
             return Run(run.path, "done", 0, at, score, run.run_json.get("random_score"))
         was, config = config, replace(config, steps=steps or config.steps)
         parts = build_parts(config)
         stack.callback(parts.env.close)
-        folder, skipped = _newest_that_fits(checkpoints, parts.agent, (folder, skipped))
+        folder, skipped = _newest_that_fits(checkpoints, parts.agent, (folder, skipped), changes)
         _tell_skipped(run, skipped)
         _tell_versions(run, folder)
         if changes:
@@ -111,15 +111,25 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
 
 
 def _newest_that_fits(
-    checkpoints: Checkpoints, agent: Agent, found: tuple[Path, list[str]] | None = None
+    checkpoints: Checkpoints, agent: Agent, found: tuple[Path, list[str]], changes: list[str]
 ) -> tuple[Path, list[str]]:
     """The newest checkpoint that the agent can be restored from, and why newer ones cannot.
 
-    `found` is what `newest` said just now: to ask again would read the whole replay again.
+    `found` is what `newest` said just now: to ask again would read the whole replay again. Where
+    none fits though some are whole, the `changes` of the configuration are what is wrong.
     """
     unfit: dict[str, str] = {}
     while True:
-        folder, skipped = checkpoints.newest(unfit) if unfit or found is None else found
+        try:
+            folder, skipped = checkpoints.newest(unfit) if unfit else found
+        except FileError as error:
+            if not changes:
+                raise
+            raise ConfigError(
+                f"What was saved does not fit the changes in {checkpoints.run.path / 'config.yaml'}"
+                f" ({'; '.join(changes)}); put the old values back, or start a new run with the "
+                f"new ones: {next(iter(unfit.values()))}"
+            ) from error
         try:
             try_out(folder, agent, checkpoints.run.replay)
         except ForethoughtError as error:
@@ -150,7 +160,7 @@ def _tell_versions(run: RunDirectory, folder: Path) -> None:
 
 def _carry_out(trainer: Trainer, checkpoint: Path | None, stop: Stop) -> Run:
     """Begins or restores, trains, saves, and leaves the run's status behind."""
-    run, cut_short = trainer.run, False
+    run, cut_short, began = trainer.run, False, False
     try:
         if checkpoint is None:
             trainer.begin()
@@ -165,6 +175,7 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None, stop: Stop) -> Run:
         _say_hello(trainer, checkpoint)
         trainer.warn_if_idle()
         trainer.tracker.start()
+        began = True
         status = _train(trainer, stop)
         stop.settle()
         trainer.save()  # the last one: a failure here raises
@@ -179,7 +190,9 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None, stop: Stop) -> Run:
     except BaseException as error:
         # The disk may be what failed; then the first error is the one to show.
         with contextlib.suppress(FileError):
-            run.update(status="failed", error=f"{type(error).__name__}: {error}")
+            run.update(status="failed", error=_sentence(error))
+        if began:
+            _say_how_to_go_on(trainer, error)
         raise
     finally:
         stop.settle()
@@ -264,11 +277,25 @@ def _say_if_diverged(trainer: Trainer) -> None:
     """Whoever resumes a diverged run learns what to expect; its counters are as they were."""
     if trainer.run.run_json["status"] == "diverged":
         log.warning(
-            "This run diverged at %d agent steps (see %s); it goes on from there, and the next "
+            "This run diverged at %s agent steps (see %s); it goes on from there, and the next "
             "update that is not finite halts it again.",
-            trainer.clock.agent_steps,
+            f"{trainer.clock.agent_steps:,}",
             trainer.run.path / DUMPS,
         )
+
+
+def _sentence(error: BaseException) -> str:
+    return str(error) if isinstance(error, ForethoughtError) else f"{type(error).__name__}: {error}"
+
+
+def _say_how_to_go_on(trainer: Trainer, error: BaseException) -> None:
+    """As a note of the error, so that whoever shows the error shows this last."""
+    with contextlib.suppress(OSError):  # the disk may be what failed
+        if files.published(trainer.run.checkpoints):
+            error.add_note(
+                f"Stopped by an error at {trainer.clock.agent_steps:,} agent steps. When it is "
+                f"mended: forethought resume {trainer.run.path}"
+            )
 
 
 def _say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
@@ -280,9 +307,9 @@ def _say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
     elif cut_short:
         text = f"Stopped before the first checkpoint: nothing was begun, {path} can be deleted."
     elif status == "interrupted":
-        text = f"Stopped at {steps} agent steps. {again}"
+        text = f"Stopped at {steps:,} agent steps. {again}"
     elif status == "diverged":
-        text = f"Diverged at {steps} agent steps; see {path / DUMPS} and {path / 'events.jsonl'}."
+        text = f"Diverged at {steps:,} agent steps; see {path / DUMPS} and {path / 'events.jsonl'}."
     else:
         score, random = trainer.score, trainer.gates.random_score
         text = f"Done: mean return {score:.6g} (random play {random:.6g}) in {path}"

@@ -96,9 +96,10 @@ class Trainer:
 
     def step(self) -> None:
         """One decision in every environment, and the updates that it earns."""
+        random = self.clock.agent_steps < self.seed_phase[0]
         self.collector.step()
         self.budget.advance(self.clock.agent_steps)
-        self.tracker.tick()
+        self.tracker.tick("random play" if random else "")
         reach(f"step-{self.clock.agent_steps}")
 
     def evaluate(self, stop: Stop) -> bool:
