@@ -405,9 +405,9 @@ def test_case_16_the_watchdog_gives_the_signal_back_and_passes_on_what_it_did_no
 
 
 def test_case_16_without_a_time_out_nothing_is_watched():
-    before = threading.active_count()
+    before = set(threading.enumerate())  # some of earlier tests may still be ending
     envs = vector_of(CounterEnv)
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     envs.close()
 
 
