@@ -65,7 +65,7 @@ class NestedEnv(CounterEnv):
         super().__init__(length, truncates=truncates)
         pose = {
             "position": spaces.Box(-np.inf, np.inf, (3,), np.float64),
-            "angle": spaces.Box(-np.inf, np.inf, (), np.float32),
+            "angle": spaces.Box(-1e4, 1e4, (), np.float32),
         }
         self.observation_space = spaces.Dict(
             {

@@ -392,7 +392,7 @@ def test_a_reward_that_float32_cannot_hold_stops_at_the_boundary(reward, repeat)
     [
         (np.array([np.nan], np.float32), "The action of environment 0 at step 1 is not finite"),
         (np.array([0.0, 0.0], np.float32), r"has shape \(2,\)"),
-        (np.array([1.5], np.float32), r"lies outside \[-1, 1\]"),
+        (np.array([1.5], np.float32), r"holds 1.5, which lies outside its space \[-1, 1\]"),
     ],
 )
 def test_bad_actions_are_refused(action, words):

@@ -12,6 +12,7 @@ from forethought.config import ConfigError
 from forethought.spaces import (
     Column,
     EnvError,
+    EnvFailure,
     EnvSpec,
     Structure,
     entity_keys,
@@ -19,7 +20,7 @@ from forethought.spaces import (
     nested,
     random_action,
 )
-from forethought.spaces.agent_view import agent_space, native_action, outside
+from forethought.spaces.agent_view import agent_space, native_action
 from tests.stubs import EntityEnv
 
 TREE = {"a": {"b": np.array([1, 2]), "c": np.array([3, 4])}, "d": np.array([5, 6])}
@@ -218,10 +219,32 @@ def test_tuples_are_dicts_for_agents_and_tuples_for_environments():
     assert {2: "found"}[action[0]] == "found"  # tabular environments use it as a key
 
 
-def test_outside_allows_rounding_only():
-    box = spaces.Dict({"x": spaces.Box(-1.0, 1.0, (1,), np.float32)})
-    assert not outside(box, {"x": np.array([np.nextafter(np.float32(1), np.float32(2))])})
-    assert outside(box, {"x": np.array([1.001], np.float32)})
+@pytest.mark.parametrize(
+    ("low", "high", "inside", "outside"),
+    [
+        (-1.0, 1.0, [-1.0, np.nextafter(np.float32(1), np.float32(2))], [-1.001, 1.001]),
+        (-4000.0, 4000.0, [-4000.0, 4000.0005], [-4000.1, 4000.1]),  # rounding grows with numbers
+        (0.0, np.inf, [0.0, 3e38], [-0.001]),
+        (-np.inf, 0.1, [-3e38, np.float64(0.1)], [0.2]),
+        (-np.inf, np.inf, [-3e38, 3e38], []),
+        (-np.finfo(np.float32).max, np.finfo(np.float32).max, [-3e38, 3e38], []),
+    ],
+)
+def test_floats_are_held_to_their_bounds_up_to_rounding(low, high, inside, outside):
+    structure = Structure.of(spaces.Box(low, high, (2,), np.float32))
+    for x in inside:
+        given = np.array([max(low, 0.0), x])
+        assert structure.check(given, "observation", 0, 1)[1] == np.float32(x)
+    for x in outside:
+        with pytest.raises(EnvFailure, match=f"holds {x}, which lies outside its space"):
+            structure.check(np.array([min(high, 0.0), x]), "observation", 0, 1)
+
+
+def test_bounds_of_each_element_are_its_own():
+    box = spaces.Box(np.array([-1, -10], np.float32), np.array([1, 10], np.float32))
+    Structure.of(box).check(np.array([0.5, 5.0]), "observation", 0, 1)
+    with pytest.raises(EnvFailure, match=r"holds 5.0, which lies outside its space \[-1, 1\]"):
+        Structure.of(box).check(np.array([5.0, 5.0]), "observation", 0, 1)
 
 
 # Random actions

@@ -76,13 +76,12 @@ def test_case_13_a_bad_value_stops_at_the_boundary_with_environment_and_step(fau
         ("pose/angle", np.zeros(2, np.float32), "has shape (2,), but its space says ()"),
         ("image", np.zeros((2, 2), np.int64), "has dtype int64, but its space says uint8"),
         ("image", {"red": 1}, "is a dict, but its space says an array"),
-        ("gear", 100, "holds 100, which lies outside its space"),
-        ("gear", -1, "holds -1, which lies outside its space"),
+        ("pose/angle", 2e4, "holds 20000.0, which lies outside its space [-10000, 10000]"),
+        ("gear", 100, "holds 100, which lies outside its space [0, 99]"),
+        ("gear", -1, "holds -1, which lies outside its space [0, 99]"),
     ],
 )
 def test_case_13_a_bad_value_in_a_dict_is_named_by_its_key(path, bad, problem):
-    """Only whole numbers are held to their space's bounds, for they index things; a float that
-    rounds to just beyond its Box is finite and harms nobody."""
     env = TaskEnv(Keyed(path, bad), env_index=1)
     env.reset(seed=0)
     action = {"steer": np.zeros(2, np.float32), "gear": np.int64(0)}
@@ -97,7 +96,8 @@ def test_case_13_a_bad_value_in_a_dict_is_named_by_its_key(path, bad, problem):
 
 @BOTH
 @pytest.mark.parametrize(
-    ("bad", "problem"), [(1.5, r"lies outside \[-1, 1\]"), (np.nan, "is not finite")]
+    ("bad", "problem"),
+    [(1.5, r"holds 1.5, which lies outside its space"), (np.nan, "is not finite")],
 )
 def test_case_13_an_illegal_action_is_the_agents_fault_and_no_failure(workers, bad, problem):
     envs = vector_of(CounterEnv, num_envs=2, workers=workers)

@@ -231,7 +231,9 @@ def test_case_15_an_illegal_action_is_never_answered_by_a_restart(tmp_path, monk
 
     monkeypatch.setattr(StubAgent, "act_batch", act)
     choose(monkeypatch, [])
-    with pytest.raises(EnvError, match=r"environment 0 at step .* lies outside \[-1, 1\]"):
+    with pytest.raises(
+        EnvError, match=r"environment 0 at step .* lies outside its space \[-1, 1\]"
+    ):
         train_run(restarting("raise", train={"seed_agent_steps": 4}), tmp_path / "run")
     kinds = [e["kind"] for e in RunDirectory.open(tmp_path / "run").events()]
     assert "env-restarted" not in kinds

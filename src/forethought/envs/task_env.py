@@ -19,7 +19,7 @@ from gymnasium.utils import RecordConstructorArgs
 from forethought.config import ConfigError, require
 from forethought.envs import foreign
 from forethought.envs.watchdog import doing
-from forethought.spaces.agent_view import agent_space, native_action, outside
+from forethought.spaces.agent_view import agent_space, native_action
 from forethought.spaces.nested import Tree
 from forethought.spaces.spec import Column, EnvSpec
 from forethought.spaces.structure import EnvError, EnvFailure, Leaf, Structure, column_leaf
@@ -134,13 +134,8 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return self._guard(self.env.render)
 
     def _native(self, action: Tree) -> Any:
+        # An action outside its space is refused, not clipped: what is stored is what was executed.
         action = self._actions.check(action, "action", self.env_index, self._steps)
-        if outside(self.action_space, action):
-            # Clipping here would execute another action than the one that is stored.
-            raise EnvError(
-                f"The action of environment {self.env_index} at step {self._steps} lies outside "
-                "[-1, 1]; clip it in the agent."
-            )
         return native_action(self.env.action_space, action)
 
     def _guard(self, call: Callable[[], T]) -> T:

@@ -16,9 +16,6 @@ from numpy.typing import NDArray
 from forethought.spaces.nested import Tree
 from forethought.spaces.structure import stored_dtype, subspaces
 
-SLACK = 1e-6
-"""How far beyond [-1, 1] an action may lie: the rounding of float32, no more."""
-
 
 def agent_space(space: gymnasium.Space[Any], *, action: bool) -> gymnasium.Space[Any]:
     """The space as agents see it; actions are rescaled, observations are not."""
@@ -55,13 +52,3 @@ def rescale(action: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDAr
     low, high = low.astype(np.float64), high.astype(np.float64)
     scaled: NDArray[Any] = low + (inside + 1.0) * 0.5 * (high - low)
     return scaled.clip(low, high)
-
-
-def outside(space: gymnasium.Space[Any], action: Tree) -> bool:
-    """Whether a float action of an agent's bounded Box lies outside [-1, 1]."""
-    members = subspaces(space)
-    if members is not None:
-        return any(outside(member, action[key]) for key, member in members)
-    if not isinstance(space, spaces.Box) or not space.is_bounded("both"):
-        return False
-    return space.dtype.kind == "f" and bool((np.abs(action) > 1.0 + SLACK).any())

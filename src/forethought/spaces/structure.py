@@ -1,7 +1,8 @@
 """What a gymnasium space looks like in memory: named leaves with a shape and a stored dtype.
 
 `Structure.check` is the boundary between environments and everything else: a value passes with the
-right keys, shapes, types and finite numbers, or stops with the environment, the step and the key.
+right keys, shapes, types and finite numbers within its space, or stops with the environment, the
+step and the key.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from forethought.config import ConfigError, ForethoughtError
 from forethought.spaces.nested import Tree, unflatten
+
+ROUNDING = 1e-6
+"""How far beyond a bound of floats a value may lie, relative to it: rounding of float32."""
 
 
 class EnvError(ForethoughtError):
@@ -56,7 +60,7 @@ class Structure:
 
     def __init__(self, leaves: tuple[Leaf, ...], ranges: Mapping[str, tuple[Any, Any]]) -> None:
         self.leaves = leaves
-        self._ranges = dict(ranges)  # lowest and highest value, for leaves of integers
+        self._ranges = dict(ranges)  # lowest and highest value, for leaves that have a bound
         self._by_path = {leaf.path: leaf for leaf in leaves}
         self._scalars = {x.path for x in leaves if x.shape == () and x.dtype == np.int64}
 
@@ -97,19 +101,26 @@ class Structure:
         if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
             # Signed for unsigned and float for integer would change values without a word.
             _refuse(leaf.path, place, f"has dtype {array.dtype}, but its space says {leaf.dtype}")
-        if leaf.path in self._ranges:
-            low, high = self._ranges[leaf.path]
-            if (array < low).any() or (array > high).any():
-                bad = array[(array < low) | (array > high)].flat[0]
-                _refuse(leaf.path, place, f"holds {bad}, which lies outside its space")
         with np.errstate(over="ignore"):  # what does not fit is refused below, in words
             copy = array.astype(leaf.dtype)  # always a copy: environments reuse their buffers
         if leaf.dtype.kind == "f" and not np.isfinite(copy).all():
             worst = array[~np.isfinite(copy)].flat[0]
             stored = f" as {leaf.dtype}" if np.isfinite(worst) else ""
             _refuse(leaf.path, place, f"is not finite{stored}: it holds {worst}")
+        if leaf.path in self._ranges:
+            self._check_range(leaf.path, array, place)
         # Gymnasium wants an element of Discrete to be a scalar, of a Box without axes an array.
         return copy[()] if leaf.path in self._scalars else copy
+
+    def _check_range(self, path: str, array: NDArray[Any], place: tuple[str, int, int]) -> None:
+        low, high = self._ranges[path]
+        beyond = (array < low) | (array > high)
+        if beyond.any():
+            bad, low, high = (
+                np.broadcast_to(x, array.shape)[beyond][0] for x in (array, low, high)
+            )
+            bounds = f"[{float(low):g}, {float(high):g}]"
+            _refuse(path, place, f"holds {bad!s}, which lies outside its space {bounds}")
 
 
 def column_leaf(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Leaf:
@@ -152,6 +163,8 @@ def _collect(
         leaf = Leaf(path, tuple(space.shape), stored_dtype(space.dtype))
         if leaf.dtype.kind in "iu":
             ranges[path] = (space.low, space.high)
+        elif leaf.dtype.kind == "f" and (space.bounded_below | space.bounded_above).any():
+            ranges[path] = _with_rounding(space.low, space.high)
     elif isinstance(space, spaces.Discrete):
         leaf = Leaf(path, (), np.dtype(np.int64))
         ranges[path] = (int(space.start), int(space.start + space.n - 1))
@@ -168,6 +181,14 @@ def _collect(
             "MultiDiscrete, MultiBinary, Dict or Tuple."
         )
     leaves.append(leaf)
+
+
+def _with_rounding(low: NDArray[Any], high: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Bounds, stored as values are, and so much wider that rounding alone never crosses them."""
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite bounds stay so
+        low = low - ROUNDING * np.maximum(1.0, np.abs(low))
+        high = high + ROUNDING * np.maximum(1.0, np.abs(high))
+        return low.astype(np.float32), high.astype(np.float32)
 
 
 def _flatten_known(
