@@ -54,11 +54,6 @@ class Killed(BaseException):
     """Stands for kill -9: nothing after it may be saved."""
 
 
-@pytest.fixture(autouse=True)
-def _stub_agent(monkeypatch):
-    register(monkeypatch)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A run of 300 steps with checkpoints at 200 and 300."""

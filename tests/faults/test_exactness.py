@@ -19,34 +19,12 @@ from forethought.nets.kernels import native_kernels
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent
 from forethought.training.loop import resume_run, train_run
-from tests.stub_agent import register, stub_run, training_record
-
-MOMENTS = {
-    "random play": "evaluation-0-10",
-    "seed phase": "step-42",
-    "burst": "update-17",
-    "mid-episode": "step-250",
-    "evaluation": "evaluation-1-10",
-    "saving": "save-300",
-}
-TWO = {"env": {"num_envs": 2}}
+from tests.faults.conftest import MOMENTS, TWO
+from tests.stub_agent import stub_run, training_record
 
 
 class Killed(BaseException):
     """Stands for kill -9: nothing after it may be saved."""
-
-
-@pytest.fixture(autouse=True)
-def _stub_agent(monkeypatch):
-    register(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        register(patch)
-        path = train_run(stub_run(**TWO), tmp_path_factory.mktemp("a") / "run").path
-    return training_record(path)
 
 
 def kill_at(monkeypatch, stage: str) -> None:

@@ -14,15 +14,10 @@ from forethought.nets.optimisers import clip_gradients
 from forethought.tracking import RunDirectory, read_rows
 from forethought.training import dump
 from forethought.training.loop import resume_run, train_run
-from tests.stub_agent import StubAgent, register, stub_run, training_record
+from tests.stub_agent import StubAgent, stub_run, training_record
 from tests.tdmpc2_agents import ACTION, OBS, fill, make_agent
 
 BURST = {"train": {"seed_updates": 400}}
-
-
-@pytest.fixture(autouse=True)
-def _stub_agent(monkeypatch):
-    register(monkeypatch)
 
 
 def kinds(run) -> list[str]:

@@ -44,11 +44,6 @@ TERABYTE = 10**12
 
 
 @pytest.fixture(autouse=True)
-def _stub_agent(monkeypatch):
-    register(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
 def _no_hang():
     """A reader that waits for a pipe fails here, and does not stop the suite."""
 

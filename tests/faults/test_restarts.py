@@ -28,11 +28,6 @@ from tests.stub_agent import StubAgent, register, stub_run, training_record
 BOTH = pytest.mark.parametrize("workers", [False, True], ids=["in-process", "workers"])
 
 
-@pytest.fixture(autouse=True)
-def _stub_agent(monkeypatch):
-    register(monkeypatch)
-
-
 def events(run: Run, kind: str = "env-restarted") -> list[dict[str, Any]]:
     return [e for e in RunDirectory.open(run.path).events() if e["kind"] == kind]
 

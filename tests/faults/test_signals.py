@@ -22,31 +22,9 @@ from forethought.training import loop, signals
 from forethought.training.collect import Collector
 from forethought.training.loop import resume_run, train_run
 from forethought.training.signals import Interrupted, Stop
-from tests.stub_agent import register, stub_run, training_record
+from tests.faults.conftest import MOMENTS, TWO
+from tests.stub_agent import stub_run, training_record
 from tests.stubs import CounterEnv
-
-MOMENTS = {
-    "random play": "evaluation-0-10",
-    "seed phase": "step-42",
-    "burst": "update-17",
-    "mid-episode": "step-250",
-    "evaluation": "evaluation-1-10",
-    "saving": "save-300",
-}
-TWO = {"env": {"num_envs": 2}}
-
-
-@pytest.fixture(autouse=True)
-def _stub_agent(monkeypatch):
-    register(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        register(patch)
-        path = train_run(stub_run(**TWO), tmp_path_factory.mktemp("undisturbed") / "run").path
-    return training_record(path)
 
 
 def send(name: str = "SIGTERM") -> None:

@@ -27,13 +27,8 @@ from tests.stub_agent import register, stub_run, training_record
 METHODS = ("start", "train", "episode", "evaluation", "progress", "close")
 
 
-@pytest.fixture(autouse=True)
-def _stub_agent(monkeypatch):
-    register(monkeypatch)
-
-
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def without_sinks(tmp_path_factory):
     """The record of a run without any sink."""
     with pytest.MonkeyPatch.context() as patch:
         register(patch)
@@ -81,14 +76,14 @@ class FailingSink:
     ],
 )
 def test_case_20_a_sink_that_fails_leaves_the_same_run_bit_for_bit(
-    methods, error, failures, undisturbed, tmp_path, monkeypatch, caplog
+    methods, error, failures, without_sinks, tmp_path, monkeypatch, caplog
 ):
     """airspace.md, section 5, row 2.1: the run ends with the weights of one without that sink."""
     sink = FailingSink(methods, error)
     monkeypatch.setattr(loop, "make_sinks", lambda track, steps: [sink])
     run = train_run(stub_run(), tmp_path / "run")
     assert run.status == "done"
-    assert training_record(run.path) == undisturbed
+    assert training_record(run.path) == without_sinks
     told = [event["sinks"] for event in events(run, "tracking-failures")]
     assert told == ([failures] if failures else [])
     assert len(events(run, "sink-disabled")) == (failures == 5)
@@ -162,7 +157,7 @@ def files_of_at_most(size: int):
 
 
 def test_case_21_rows_and_events_wait_while_the_disk_is_full(
-    undisturbed, tmp_path, monkeypatch, caplog
+    without_sinks, tmp_path, monkeypatch, caplog
 ):
     """From step 120 to 280 nothing can be written: rows, events and two checkpoints."""
     with contextlib.ExitStack() as full:
@@ -176,7 +171,7 @@ def test_case_21_rows_and_events_wait_while_the_disk_is_full(
         monkeypatch.setattr(files, "fault_point", fault)
         run = train_run(stub_run(), tmp_path / "run")
     assert run.status == "done"
-    assert training_record(run.path) == undisturbed
+    assert training_record(run.path) == without_sinks
     assert caplog.text.count("the rows are kept and written later") == 1
     assert caplog.text.count("The checkpoint was not saved, training goes on") >= 1
     assert len(events(run, "checkpoint-failed")) >= 1  # written when there was room again
@@ -218,12 +213,12 @@ class BackwardsClock(datetime):
 
 
 def test_case_28_a_wall_clock_that_goes_back_gives_no_negative_durations(
-    undisturbed, tmp_path, monkeypatch
+    without_sinks, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(run_directory, "datetime", BackwardsClock)
     run = train_run(stub_run(), tmp_path / "run")
     assert BackwardsClock.looks > 10
-    assert training_record(run.path) == undisturbed
+    assert training_record(run.path) == without_sinks
     about = RunDirectory.open(run.path).run_json
     assert about["created_utc"] <= about["updated_utc"]
     catalog = json.loads((run.path / "checkpoints" / "catalog.json").read_text())
