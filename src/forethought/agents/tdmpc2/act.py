@@ -56,7 +56,7 @@ class LatentScorer:
                 alive *= model.termination_probability(z) <= 0.5
         assert z is not None
         a = model.policy_action(z, self.noise.bootstrap[iteration])  # [E, N, A]
-        q = model.decode(model.q(z, a, self.noise.heads[iteration]))  # [2, E, N]
+        q = model.values(model.q, z, a, self.noise.heads[iteration])  # [2, E, N]
         return total + self.gamma ** len(actions) * alive * q.mean(0)
 
 

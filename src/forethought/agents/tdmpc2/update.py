@@ -110,8 +110,7 @@ class Learner:
         model, config = self.model, self.config
         next_z = model.encode(batch.obs[1:])  # [T, B, Z]
         a = model.policy_action(next_z, noise.target_policy)  # [T, B, A]
-        logits = model.target_q(next_z, a, noise.target_heads)  # [2, T, B, K]
-        value = model.decode(logits).amin(0)  # [T, B]
+        value = model.values(model.target_q, next_z, a, noise.target_heads).amin(0)  # [T, B]
         returns = (batch.reward, batch.terminated, value, self.gamma)
         match config.returns:
             case NStep(n):
