@@ -12,7 +12,6 @@ from forethought.config import ConfigError
 from forethought.spaces import (
     Column,
     EnvError,
-    EnvFailure,
     EnvSpec,
     Structure,
     entity_keys,
@@ -236,15 +235,15 @@ def test_floats_are_held_to_their_bounds_up_to_rounding(low, high, inside, outsi
         given = np.array([max(low, 0.0), x])
         assert structure.check(given, "observation", 0, 1)[1] == np.float32(x)
     for x in outside:
-        with pytest.raises(EnvFailure, match=f"holds {x}, which lies outside its space"):
-            structure.check(np.array([min(high, 0.0), x]), "observation", 0, 1)
+        with pytest.raises(EnvError, match=f"holds {x}, which lies outside its space"):
+            structure.check(np.array([min(high, 0.0), x]), "action", 0, 1)
 
 
 def test_bounds_of_each_element_are_its_own():
     box = spaces.Box(np.array([-1, -10], np.float32), np.array([1, 10], np.float32))
     Structure.of(box).check(np.array([0.5, 5.0]), "observation", 0, 1)
-    with pytest.raises(EnvFailure, match=r"holds 5.0, which lies outside its space \[-1, 1\]"):
-        Structure.of(box).check(np.array([5.0, 5.0]), "observation", 0, 1)
+    with pytest.raises(EnvError, match=r"holds 5.0, which lies outside its space \[-1, 1\]"):
+        Structure.of(box).check(np.array([5.0, 5.0]), "action", 0, 1)
 
 
 # Random actions

@@ -2,11 +2,13 @@
 
 `Structure.check` is the boundary between environments and everything else: a value passes with the
 right keys, shapes, types and finite numbers within its space, or stops with the environment, the
-step and the key.
+step and the key. Only an observation of floats may leave its bounds: simulators do so (gymnasium's
+LunarLander when it spins), so that is told once and the number taken as it is.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -19,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 from forethought.config import ConfigError, ForethoughtError
 from forethought.spaces.nested import Tree, unflatten
 
+log = logging.getLogger("forethought")
 ROUNDING = 1e-6
 """How far beyond a bound of floats a value may lie, relative to it: rounding of float32."""
 
@@ -62,6 +65,7 @@ class Structure:
         self.leaves = leaves
         self._ranges = dict(ranges)  # lowest and highest value, for leaves that have a bound
         self._by_path = {leaf.path: leaf for leaf in leaves}
+        self._told: set[str] = set()  # leaves whose bounds were left, which is said once
         self._scalars = {x.path for x in leaves if x.shape == () and x.dtype == np.int64}
 
     @classmethod
@@ -108,19 +112,25 @@ class Structure:
             stored = f" as {leaf.dtype}" if np.isfinite(worst) else ""
             _refuse(leaf.path, place, f"is not finite{stored}: it holds {worst}")
         if leaf.path in self._ranges:
-            self._check_range(leaf.path, array, place)
+            self._check_range(leaf, array, place)
         # Gymnasium wants an element of Discrete to be a scalar, of a Box without axes an array.
         return copy[()] if leaf.path in self._scalars else copy
 
-    def _check_range(self, path: str, array: NDArray[Any], place: tuple[str, int, int]) -> None:
-        low, high = self._ranges[path]
+    def _check_range(self, leaf: Leaf, array: NDArray[Any], place: tuple[str, int, int]) -> None:
+        low, high = self._ranges[leaf.path]
         beyond = (array < low) | (array > high)
-        if beyond.any():
+        if beyond.any() and leaf.path not in self._told:
             bad, low, high = (
                 np.broadcast_to(x, array.shape)[beyond][0] for x in (array, low, high)
             )
             bounds = f"[{float(low):g}, {float(high):g}]"
-            _refuse(path, place, f"holds {bad!s}, which lies outside its space {bounds}")
+            problem = f"holds {bad!s}, which lies outside its space {bounds}"
+            if leaf.dtype.kind != "f" or place[0] == "action":
+                _refuse(leaf.path, place, problem)
+            self._told.add(leaf.path)
+            log.warning(
+                "%s; it is taken as it is, and not told again.", _where(leaf.path, place, problem)
+            )
 
 
 def column_leaf(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Leaf:
@@ -218,11 +228,13 @@ def _flatten_known(
 
 
 def _refuse(path: str, place: tuple[str, int, int], problem: str) -> NoReturn:
-    what, env_index, step = place
-    name = f"{what} '{path}'" if path else what
+    what = place[0]
     who = "agent" if what == "action" else "environment"
     error = EnvError if what == "action" else EnvFailure
-    raise error(
-        f"The {name} of environment {env_index} at step {step} {problem}; "
-        f"correct the {who} or the space it declares."
-    )
+    raise error(f"{_where(path, place, problem)}; correct the {who} or the space it declares.")
+
+
+def _where(path: str, place: tuple[str, int, int], problem: str) -> str:
+    what, env_index, step = place
+    name = f"{what} '{path}'" if path else what
+    return f"The {name} of environment {env_index} at step {step} {problem}"
