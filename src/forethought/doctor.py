@@ -64,7 +64,7 @@ def examine() -> list[Finding]:
     for check in CHECKS:
         try:
             findings += check()
-        except (OSError, ImportError, RuntimeError, subprocess.SubprocessError) as error:
+        except (OSError, ImportError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
             name, reason = check.__name__.strip("_"), f"{type(error).__name__}: {error}"
             core = check in (_python, _core, _devices)
             findings.append(Finding(name, False, reason, "reinstall what it names", core=core))
