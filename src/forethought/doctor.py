@@ -41,6 +41,8 @@ COMPARE = {
     ">": operator.gt,
     "<": operator.lt,
 }
+FAILURES = (OSError, ImportError, RuntimeError, ValueError, subprocess.SubprocessError)
+"""What a check may raise."""
 LEAST_DISK_GB = 2.0
 LEAST_MEMORY_GB = 2.0
 
@@ -64,7 +66,7 @@ def examine() -> list[Finding]:
     for check in CHECKS:
         try:
             findings += check()
-        except (OSError, ImportError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+        except FAILURES as error:
             name, reason = check.__name__.strip("_"), f"{type(error).__name__}: {error}"
             core = check in (_python, _core, _devices)
             findings.append(Finding(name, False, reason, "reinstall what it names", core=core))
