@@ -4,6 +4,7 @@
 
 Every step is a command that a person could type, and is shown as such. Called again, it goes on
 where it stopped: a run that was interrupted is resumed, one that is complete is not trained again.
+The exit code is 0 only if everything was made.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import forethought
+from forethought import ForethoughtError
 from forethought.cli import main as command
 from forethought.tracking import RunDirectory, read_rows
 
 AGENT, TASK = "tdmpc2", "dmc:cartpole-swingup"
 PRESETS = ("tdmpc2_small", "quickstart")
 EPISODES = 10
+STOPPED = (130, 143)
+"""Exit codes of a person or a scheduler that ends a command."""
+PRODUCTS = {
+    "learning curve": ("report", "--out", "learning_curve.png"),
+    "report": ("report", "--out", "report.html"),
+    "video": ("watch", "--video", "video.mp4"),
+}
+"""What is left behind: the verb that makes it, its flag and the file."""
 
 
 def say(text: str = "") -> None:
@@ -45,48 +56,86 @@ def train(out: Path, seed: int, flags: list[str]) -> int:
     return run("resume", str(out))
 
 
-def main() -> int:
-    """The whole way; returns the exit code."""
-    parser = argparse.ArgumentParser(description="From nothing to an agent that plans.")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--out", type=Path, help="the run directory; runs/quickstart-seedN if not given"
-    )
-    parser.add_argument("flags", nargs="*", help="more flags of 'forethought train', after --")
-    given = parser.parse_args()
-    out = given.out or Path("runs") / f"quickstart-seed{given.seed}"
+def training_minutes(out: Path) -> float:
+    """Of the whole run: `wall_s` goes on over every process that trained it, pauses left out."""
+    file = RunDirectory.open(out).eval_csv
+    rows, _ = read_rows(file)
+    try:
+        return float(rows[-1]["wall_s"]) / 60  # the last evaluation comes after the last step
+    except (IndexError, KeyError, ValueError) as error:
+        raise ForethoughtError(
+            f"{file} is damaged: it does not say the time of training; delete {out} to start over."
+        ) from error
 
+
+def produce(out: Path) -> dict[str, int]:
+    """Makes each product, whatever became of the others; their exit codes."""
+    codes = {}
+    for name, (verb, flag, file) in PRODUCTS.items():
+        codes[name] = run(verb, str(out), flag, str(out / file))
+        if codes[name] in STOPPED:
+            break
+    return codes
+
+
+def quickstart(out: Path, seed: int, flags: list[str]) -> int:
+    """The whole way; returns the exit code."""
     say(f"{AGENT} learns {TASK}: swing a pole up, and keep it there. Ctrl-C stops and saves.")
-    code = train(out, given.seed, given.flags)
+    code = train(out, seed, flags)
     if code != 0:
-        say("Not finished; the same command goes on from here." if code in (130, 143) else "")
+        if code in STOPPED:
+            say("Not finished; the same command goes on from here.")
         return code
-    minutes = float(read_rows(out / "eval.csv")[0][-1]["wall_s"]) / 60
+    minutes = training_minutes(out)
 
     say(f"\nEvaluating the last checkpoint and random play, {EPISODES} episodes each ...")
     score = forethought.evaluate(out, episodes=EPISODES)
     chance = forethought.evaluate(out, policy="random", episodes=EPISODES)
-
-    made = {"learning curve": "learning_curve.png", "report": "report.html"}
-    for file in made.values():
-        run("report", str(out), "--out", str(out / file))
-    made["video"] = "video.mp4"
-    run("watch", str(out), "--video", str(out / made["video"]))
+    codes = produce(out)
+    stopped = next((code for code in codes.values() if code in STOPPED), None)
+    if stopped is not None:
+        return stopped
 
     say(f"\nTrained in {minutes:.1f} minutes. Mean return over {EPISODES} episodes, at most 1000:")
     lowest, highest = min(score.returns), max(score.returns)
     say(f"  the agent    {score.mean:6.1f}   (from {lowest:.1f} to {highest:.1f})")
     say(f"  random play  {chance.mean:6.1f}")
     say("\nLook at:")
-    for name, file in made.items():
-        lost = "" if (out / file).exists() else "   (was not made, see above)"
-        say(f"  {name:<15} {out / file}{lost}")
+    for name, (_, _, file) in PRODUCTS.items():
+        # A file that an earlier call left there is not what this one was to make.
+        say(f"  {name:<15} {'was not made, see above' if codes[name] else out / file}")
     say("\nTry next:")
-    say(f"  source {os.path.relpath(Path(sys.executable).parent)}/activate")
-    say(f"  forethought resume {out} --steps 50000     # train it further")
+    activate = Path(sys.executable).parent / "activate"
+    if activate.exists():
+        say(f"  {shlex.join(['source', os.path.relpath(activate)])}")
+    further = shlex.join(["forethought", "resume", str(out), "--steps", "50000"])
+    say(f"  {further}     # train it further")
     say(f"  forethought train {AGENT} dmc:cup-catch --preset tdmpc2_small --steps 50000")
     say("  forethought list tasks                     # what else there is to learn")
-    return 0
+    failed = [name for name, code in codes.items() if code != 0]
+    if failed:
+        say(f"\nNot everything was made: the {' and the '.join(failed)} failed, see above.")
+    return 1 if failed else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the flags; what a person can cause and mend is one sentence."""
+    parser = argparse.ArgumentParser(description="From nothing to an agent that plans.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--out", type=Path, help="the run directory; runs/quickstart-seedN if not given"
+    )
+    parser.add_argument("flags", nargs="*", help="more flags of 'forethought train', after --")
+    given = parser.parse_args(argv)
+    out = given.out or Path("runs") / f"quickstart-seed{given.seed}"
+    try:
+        return quickstart(out, given.seed, given.flags)
+    except ForethoughtError as error:
+        print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted; the same command goes on from here.", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":  # the process that films imports this file again

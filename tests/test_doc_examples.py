@@ -2,7 +2,8 @@
 
 In a page, a block whose first line is a comment with a file's name is that file. All pages are read
 in one folder with a finished run in it, for which RUN stands. Python blocks of a page are one
-program; commands are at least read by the command line's own parsers, and run where that is quick.
+program. Commands are carried out, each once, in a small world: training and resuming stop after a
+few steps. Only what make does is not done.
 """
 
 import ast
@@ -12,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +27,7 @@ from forethought import cli, presets
 from forethought import config as conf
 from forethought.agents.registry import AGENTS, config_class
 from forethought.agents.tdmpc2.config import TDMPC2Config
-from forethought.envs import check_task, make_env, make_single
+from forethought.envs import check_task, make_env, make_single, rendering
 from forethought.presets import flags
 from forethought.tracking import columns
 from forethought.tracking.catalog import Entry
@@ -41,10 +43,16 @@ FILE = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
 COMMAND = re.compile(r"^(?:\$ )?((?:forethought|make) \S.*)$", re.MULTILINE)
 WORDS = {"AGENT": "tdmpc2", "TASK": "gym:Pendulum-v1", "STEP": "400"}
 """What stands for a word in capitals, besides RUN."""
-NOTHING = SimpleNamespace(exit_code=0)
-"""A run that is not made."""
-QUICK = ("list", "evaluate")
-"""Verbs that are really run."""
+SMALL = {
+    "--preset": "debug",
+    "--steps": "50",
+    "--env.max_episode_steps": "20",
+    "--train.seed_agent_steps": "40",
+    "--train.seed_updates": "2",
+}
+"""What makes any training one of seconds, in the place of what a page says."""
+FURTHER = "60"
+"""Steps in all, where a page resumes a run with more steps."""
 
 
 def blocks(page):
@@ -106,7 +114,17 @@ def place(tmp_path_factory):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return SimpleNamespace(folder=folder, run=folder / "RUN")
+    return SimpleNamespace(folder=folder, run=folder / "RUN", carried_out=set())
+
+
+@pytest.fixture(scope="module")
+def world(place):
+    """The same, with two small runs of a task that can be filmed, for RUN and OTHER_RUN."""
+    runs = {"RUN": place.folder / "filmed", "OTHER_RUN": place.folder / "other"}
+    for seed, out in enumerate(runs.values(), start=1):
+        words = ["train", WORDS["AGENT"], WORDS["TASK"], "--seed", str(seed), "--out", str(out)]
+        assert cli.main(made_small(words)) == 0
+    return SimpleNamespace(place=place, runs=runs)
 
 
 @pytest.fixture
@@ -179,28 +197,76 @@ def test_an_own_environment_may_bear_the_name_of_one_that_never_terminates(monke
 
 
 @OF_EVERY_PAGE
-def test_every_command_is_one_that_the_command_line_takes(page, here, capsys, monkeypatch):
-    monkeypatch.setattr("forethought.training.loop.train_run", lambda config, out: NOTHING)
+def test_every_command_works_as_it_is_written(page, world, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("MUJOCO_GL", "")  # both are chosen by whoever draws first
+    monkeypatch.setenv("PYOPENGL_PLATFORM", "")
+    for file in world.place.folder.glob("*.*"):
+        Path(file.name).symlink_to(file)
     refused = [shlex.split(command) for command, _ in console_examples()]
+    carried_out = world.place.carried_out
     for program, *words in commands(page):
-        if words in refused:
-            continue  # its words are compared below
-        words = [put_in(word, here.run) for word in words if word not in ("...", "…")]
+        words = [word for word in words if word not in ("...", "…")]
+        if (program, *words) in carried_out or words in refused:
+            continue  # another page has it, too; what is refused is compared below
         if program == "make":
             assert words[0] in make_targets(), f"make {words[0]}"
-        elif not words or words[0].startswith("-") or "--help" in words or words[0] in QUICK:
-            assert cli.main(words) == 0, f"{words}: {capsys.readouterr().err}"
-        elif len(words) == 1:
-            assert words[0] in cli.VERBS, f"forethought {words[0]}"
-        elif words[0] == "train":
-            check_task(words[2])
-            assert cli.main(words) == 0, f"{words}: {capsys.readouterr().err}"
+        elif len(words) == 1 and words[0] not in ("doctor", *HELP):
+            assert words[0] in cli.VERBS, f"forethought {words[0]}"  # speaks of it in general
         else:
-            read_only(*words)
+            carry_out(words, world.runs, capsys)
+        carried_out.add((program, *words))
 
 
-def put_in(word, run):
-    return WORDS.get(word, re.sub(r"^RUN(?=$|/)", str(run), word))
+HELP = ("--help", "--version")
+
+
+def carry_out(words, runs, capsys):
+    """Runs a command in this process; what it asks for must be there afterwards."""
+    if words[0] == "resume":  # it changes the run, which others read
+        copy = Path(f"resumed-{len(list(Path.cwd().glob('resumed-*')))}")
+        shutil.copytree(runs["RUN"], copy)
+        runs = {**runs, "RUN": copy}
+    asked = [put_in(word, runs) for word in words]
+    if asked[0] == "train" and "--help" not in asked:
+        asked = made_small(asked)
+    elif "--steps" in asked:
+        asked[asked.index("--steps") + 1] = FURTHER
+    if asked[0] == "watch" and not can_draw(asked[1]):
+        return read_only(*asked)
+    capsys.readouterr()
+    assert cli.main(asked) == 0, f"{asked}: {capsys.readouterr().err}"
+    for flag in ("--out", "--video"):
+        if flag in asked:
+            assert Path(asked[asked.index(flag) + 1]).exists(), asked
+    if "--eval.video_every_evaluations" in asked and can_draw(run_in(Path("runs"))):
+        assert list(Path("runs").rglob("videos/*.mp4")), asked  # without, training only warns
+
+
+def run_in(folder):
+    return next(folder.rglob("run.json")).parent
+
+
+def put_in(word, runs):
+    name, slash, rest = word.partition("/")
+    return f"{runs[name]}{slash}{rest}" if name in runs else WORDS.get(word, word)
+
+
+def made_small(words):
+    """A training command that takes seconds; its own presets and flags are still read."""
+    kept = list(words)
+    if "--steps" in kept:  # the only one of them that pages give
+        at = kept.index("--steps")
+        del kept[at : at + 2]
+    return [*kept, *(word for pair in SMALL.items() for word in pair)]
+
+
+def can_draw(run):
+    """Whether there is an OpenGL for MuJoCo; Gymnasium draws its own tasks by itself."""
+    if json.loads((Path(run) / "run.json").read_text())["task"].startswith("gym:"):
+        return True
+    return any(rendering.probe(backend) is None for backend in rendering.BACKENDS)
 
 
 def read_only(verb, *words):
@@ -252,7 +318,8 @@ def test_every_dotted_flag_exists(page):
 
 @OF_EVERY_PAGE
 def test_every_link_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]*)(?:#[\w-]*)?\)", page.read_text(encoding="utf-8")):
+    text = re.sub(r"!\[[^]]*\]\([^)]*\)", "", page.read_text(encoding="utf-8"))  # no pictures
+    for target in re.findall(r"\]\(([^)#]*)(?:#[\w-]*)?\)", text):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
 

@@ -1,13 +1,17 @@
 """What works on this machine, and what to install for the rest.
 
-Each check is a function that returns rows; what it tries, it tries for real: the C kernels are
-built and compared with torch, a picture is drawn in a process of its own, a file is written.
+Each check is a function that returns rows. The package's own requirements are imported, the C
+kernels built and compared with torch, a picture is drawn in a process of its own, ffmpeg started, a
+file written. Of extras only the versions are compared: importing all of them takes half a minute.
+This page itself imports nothing that could be missing.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
+import operator
 import os
 import platform
 import re
@@ -17,16 +21,28 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from forethought.config import ForethoughtError
-from forethought.envs import rendering
 
 PACKAGE = "forethought"
 NOT_FOR_USERS = ("all", "dev")
 """Extras that only gather others."""
 CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 """Exists in a checkout only."""
+REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[[^]]*\])?\s*\(?([^;()]*)\)?\s*(?:;(.*))?")
+"""`imageio[ffmpeg]>=2.34; extra == "video"`: the name, the versions, the marker."""
+COMPARE = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+FAILURES = (OSError, ImportError, RuntimeError, ValueError, subprocess.SubprocessError)
+"""What a check may raise."""
 LEAST_DISK_GB = 2.0
 LEAST_MEMORY_GB = 2.0
 
@@ -50,9 +66,9 @@ def examine() -> list[Finding]:
     for check in CHECKS:
         try:
             findings += check()
-        except (OSError, ImportError, RuntimeError, subprocess.SubprocessError) as error:
+        except FAILURES as error:
             name, reason = check.__name__.strip("_"), f"{type(error).__name__}: {error}"
-            core = check in (_python, _torch)
+            core = check in (_python, _core, _devices)
             findings.append(Finding(name, False, reason, "reinstall what it names", core=core))
     return findings
 
@@ -69,28 +85,137 @@ def to_json(findings: list[Finding]) -> dict[str, object]:
 
 def show(findings: list[Finding]) -> None:
     """Draws the table, then says in one line how things stand."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+    rows = [
+        (finding, f"{finding.found}: {finding.advice}" if finding.advice else finding.found)
+        for finding in findings
+    ]
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:  # it is one of the things that are looked for
+        for finding, told in rows:
+            print(f"{finding.name:<20} {'ok' if finding.ok else 'not ok':<7} {told}")
+        print(f"\n{_verdict(findings)}")
+        return
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in findings:
-        bad = "[red]missing[/]" if finding.core else "[yellow]missing[/]"
-        told = f"{finding.found}: {finding.advice}" if finding.advice else finding.found
+    for finding, told in rows:
+        bad = "[red]not ok[/]" if finding.core else "[yellow]not ok[/]"
         table.add_row(finding.name, "[green]ok[/]" if finding.ok else bad, Text(told))
     console = Console(highlight=False)
     console.print(table)
-    missing = sum(not finding.ok for finding in findings)
+    console.print(f"\n{_verdict(findings)}")
+
+
+def _verdict(findings: list[Finding]) -> str:
+    bad = [finding for finding in findings if not finding.ok]
     if not healthy(findings):
-        console.print("\nThe core does not work; mend what is missing in red.")
-    elif missing:
-        parts = "1 optional part is" if missing == 1 else f"{missing} optional parts are"
-        console.print(f"\nThe core works; {parts} missing.")
-    else:
-        console.print("\nEverything works.")
+        names = ", ".join(finding.name for finding in bad if finding.core)
+        return f"The core does not work; mend {names}."
+    if bad:
+        parts = "1 optional part does" if len(bad) == 1 else f"{len(bad)} optional parts do"
+        return f"The core works; {parts} not."
+    return "Everything works."
+
+
+# ---- requirements, as the package's metadata names them ----
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A distribution that the package needs, or that one of its extras does."""
+
+    name: str
+    wanted: str
+    """The versions, such as `<4,>=3.17`; empty for any."""
+    extra: str | None
+    """None is the core."""
+
+    @property
+    def version(self) -> str | None:
+        """The one that is installed."""
+        return _version(self.name)
+
+    @property
+    def module(self) -> str:
+        """What it is imported as: PyYAML as yaml."""
+        found = _modules().get(_plain(self.name), [])
+        own = [module for module in found if _plain(module) == _plain(self.name)]
+        return next(iter(own or found), self.name.replace("-", "_"))
+
+    def problem(self) -> str:
+        """What is wrong with it, as far as that is known without an import; empty for nothing."""
+        version = self.version
+        if version is None:
+            return f"no {self.name}"
+        if not fits(version, self.wanted):
+            return f"{self.name} {version}, but must be {self.wanted}"
+        if importlib.util.find_spec(self.module) is None:
+            return f"{self.name} {version} has lost its module {self.module}"
+        return ""
+
+    def import_problem(self) -> str:
+        """The same, after it was imported."""
+        problem = self.problem()
+        if problem:
+            return problem
+        try:
+            importlib.import_module(self.module)
+        except Exception as error:  # noqa: BLE001 - foreign code; what it raises is the finding
+            return f"{self.name} cannot be imported ({type(error).__name__}: {error})"
+        return ""
+
+
+def requirements() -> list[Requirement]:
+    """Read from the package's own metadata, so that no list of them stands here."""
+    found = []
+    for line in importlib.metadata.requires(PACKAGE) or ():
+        parts = REQUIREMENT.fullmatch(line.strip())
+        if parts is None:
+            raise RuntimeError(f"the requirement {line!r} cannot be read")
+        extra = re.search(r"extra == ['\"]([\w-]+)", parts[3] or "")
+        if extra or not parts[3]:  # another marker may mean other machines than this one
+            found.append(Requirement(parts[1], parts[2].strip(), extra[1] if extra else None))
+    return found
+
+
+def fits(version: str, wanted: str) -> bool:
+    """Whether a version is among those that a requirement asks for.
+
+    Compared by its release alone, so `2.13.0+cpu` is 2.13, and 4.0.0rc1 is 4, which `<4` refuses. A
+    condition that is not understood is not met.
+    """
+    for condition in filter(None, wanted.replace(" ", "").split(",")):
+        parts = re.fullmatch(r"(>=|<=|==|!=|>|<)([\d.]+)", condition)
+        if parts is None or not COMPARE[parts[1]](_release(version), _release(parts[2])):
+            return False
+    return True
+
+
+def _release(version: str) -> tuple[int, ...]:
+    found = re.match(r"[\d.]*", version)
+    numbers = [int(part) for part in (found[0] if found else "").split(".") if part]
+    while numbers and numbers[-1] == 0:  # 4.0.0 is 4
+        numbers.pop()
+    return tuple(numbers)
+
+
+@cache
+def _modules() -> dict[str, list[str]]:
+    """The public modules of every installed distribution."""
+    found: dict[str, list[str]] = {}
+    for module, owners in sorted(importlib.metadata.packages_distributions().items()):
+        if not module.startswith("_"):
+            for owner in owners:
+                found.setdefault(_plain(owner), []).append(module)
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 # ---- the checks ----
@@ -104,17 +229,27 @@ def _python() -> Iterator[Finding]:
     yield Finding(PACKAGE, True, f"{version}, {Path(__file__).parent}", core=True)
 
 
-def _torch() -> Iterator[Finding]:
+def _core() -> Iterator[Finding]:
+    needed = [requirement for requirement in requirements() if requirement.extra is None]
+    if not needed:
+        found = "the package's metadata names none"
+        yield Finding("requirements", False, found, f"reinstall {PACKAGE}", core=True)
+    for one in needed:
+        problem = one.import_problem()
+        advice = _pip(f"{one.name}{one.wanted}") if problem else ""
+        yield Finding(one.name, not problem, problem or str(one.version), advice, core=True)
+
+
+def _devices() -> Iterator[Finding]:
     import torch
 
     devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     devices += ["mps"] if torch.backends.mps.is_available() else []
-    found = (
-        f"{torch.__version__}, devices {', '.join([*devices, 'cpu'])}; "
-        f"{torch.get_num_threads()} threads for {os.cpu_count()} processors"
-    )
+    threads = torch.get_num_threads()
+    used = f"{threads} {'thread' if threads == 1 else 'threads'} for {os.cpu_count()} processors"
+    found = f"{', '.join([*devices, 'cpu'])}; {used}"
     works = bool(torch.ones(3) @ torch.ones(3) == 3)
-    yield Finding("torch", works, found, "" if works else "reinstall torch", core=True)
+    yield Finding("devices", works, found, "" if works else "reinstall torch", core=True)
 
 
 def _kernels() -> Iterator[Finding]:
@@ -141,6 +276,8 @@ def _rendering() -> Iterator[Finding]:
     if importlib.util.find_spec("mujoco") is None:
         yield Finding("rendering", False, "MuJoCo is not installed", _install("dmc"))
         return
+    from forethought.envs import rendering
+
     try:
         backend = rendering.choose_backend()
     except ForethoughtError as error:
@@ -150,19 +287,14 @@ def _rendering() -> Iterator[Finding]:
 
 
 def _extras() -> Iterator[Finding]:
-    """Read from the package's own metadata, so that no list of extras stands here."""
-    needed: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires(PACKAGE) or ():
-        found = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)", line)
-        if found and found[2] not in NOT_FOR_USERS:
-            needed.setdefault(found[2], []).append(found[1])
-    for extra, names in needed.items():
-        versions = {name: _version(name) for name in names}
-        missing = [name for name, version in versions.items() if version is None]
-        told = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-        if missing:
-            told = f"no {', '.join(missing)}"
-        yield Finding(f"extra {extra}", not missing, told, _install(extra) if missing else "")
+    needed: dict[str, list[Requirement]] = {}
+    for requirement in requirements():
+        if requirement.extra is not None and requirement.extra not in NOT_FOR_USERS:
+            needed.setdefault(requirement.extra, []).append(requirement)
+    for extra, parts in needed.items():
+        problems = [problem for part in parts if (problem := part.problem())]
+        told = ", ".join(problems or [f"{part.name} {part.version}" for part in parts])
+        yield Finding(f"extra {extra}", not problems, told, _install(extra) if problems else "")
 
 
 def _ffmpeg() -> Iterator[Finding]:
@@ -208,7 +340,8 @@ def _runs_folder() -> Iterator[Finding]:
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _python,
-    _torch,
+    _core,
+    _devices,
     _kernels,
     _rendering,
     _ffmpeg,
@@ -235,6 +368,10 @@ def _version(name: str) -> str | None:
 
 
 def _install(extra: str) -> str:
+    return _pip(f"forethought[{extra}]")
+
+
+def _pip(what: str) -> str:
     """In a checkout with the tested versions: without them pip may take another torch."""
     with_file = f"-c {os.path.relpath(CONSTRAINTS)} " if CONSTRAINTS.is_file() else ""
-    return f"pip install {with_file}'forethought[{extra}]'"
+    return f"pip install {with_file}'{what}'"

@@ -4,51 +4,23 @@ A preset starts with `about:`, one line for people, and then holds any groups of
 configuration. Its mapping `agents:` holds, by agent name, what applies to that agent only.
 """
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from forethought.config import ConfigError, layer, unknown
 
 FOLDER = Path(__file__).parent
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML with the plain values of YAML 1.2: `3e-4` is a number, and `off` is a word.
-
-    PyYAML follows 1.1, where 3e-4 is text and `compile: off` means false. Aliases are refused:
-    a few lines of them stand for more values than any memory holds.
-    """
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(":bool")]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """The next node of the file."""
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            problem = "aliases (*name) are not taken; write the value out"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
-        return super().compose_node(parent, index)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
 def parse(text: str) -> Any:
     """The value of a YAML text; whatever is wrong with it is a YAMLError."""
+    import yaml  # here and below: 'forethought doctor' must start where it is missing
+
+    from forethought.presets.loader import Loader
+
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, Loader)
     except (ValueError, RecursionError) as error:  # `!!int x`, or lists in lists in lists
         raise yaml.MarkedYAMLError(problem=f"it cannot be read ({error})") from error
 
@@ -62,6 +34,10 @@ def yaml_problem(error: Exception) -> str:
 
 def parse_scalar(text: str) -> Any:
     """The value that a flag's text would have in YAML; text that is no YAML stays text."""
+    if text in ("true", "false"):  # what a flag alone stands for, also where there is no YAML
+        return text == "true"
+    import yaml
+
     try:
         return parse(text)
     except yaml.YAMLError:
@@ -82,6 +58,8 @@ def load(name: str) -> dict[str, Any]:
 
 def load_file(path: Path) -> dict[str, Any]:
     """A configuration file: one YAML mapping, or nothing at all."""
+    import yaml
+
     try:
         data = parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

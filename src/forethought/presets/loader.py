@@ -1,0 +1,37 @@
+"""How configuration files are read: YAML, with fewer surprises."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+
+class Loader(yaml.SafeLoader):
+    """Safe YAML with the plain values of YAML 1.2: `3e-4` is a number, and `off` is a word.
+
+    PyYAML follows 1.1, where 3e-4 is text and `compile: off` means false. Aliases are refused:
+    a few lines of them stand for more values than any memory holds.
+    """
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in rules if not tag.endswith(":bool")]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node of the file."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            problem = "aliases (*name) are not taken; write the value out"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        return super().compose_node(parent, index)
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
