@@ -108,6 +108,53 @@ def test_sides_of_different_length_are_compared_at_the_same_frames(sides):
     assert (at, chance.value) == (2000, 0.5)  # 150 against 100 and 200
 
 
+def test_sides_of_different_length_show_their_scores_at_the_same_frames(sides):
+    make_run(Path("long"), {2000: 150.0, 9000: 999.0})
+    text = shown("old", "long")
+    assert line(text, "at 2,000 frames")[2] == "150"
+    assert line(text, "last evaluation")[2] == "999"
+    told = "dmc:cartpole-swingup: old and long are compared with each other at 2,000 frames"
+    assert told in text
+    assert "at 2,000 frames" not in shown("old", "new").split("beats")[0]
+
+
+def test_sides_that_were_never_evaluated_at_the_same_frames_are_not_comparable(sides):
+    for seed in (1, 2):
+        make_run(Path("late") / str(seed), {50_000: 900.0, 100_000: 950.0}, seed=seed)
+    found = compare(["old", "late"])
+    assert found.improvements(TASK) == []
+    assert found.notes == (
+        "dmc:cartpole-swingup: not comparable, for they were never evaluated at the same frames "
+        "(old at 1,000 to 2,000 frames; late at 50,000 to 100,000 frames).",
+    )
+    assert "beats" not in shown("old", "late")
+
+
+def test_the_same_seed_twice_counts_once_the_newer(sides):
+    """Three runs of one seed are one sample: no interval, and no probability of improvement."""
+    for place in range(3):
+        run = make_run(Path("again") / str(place), {2000: 100.0 + place})
+        run.update(created_utc=f"2026-01-0{place + 1}")
+    found = compare(["again", "old"])
+    (group, _) = found.groups(TASK)
+    assert (group.seeds, group.scores.tolist()) == ((1,), [102.0])
+    assert found.improvements(TASK) == []
+    assert found.notes[0] == (
+        "again/0 has the seed and configuration of again/1, which is newer: it is left out."
+    )
+    assert len(found.sides[0].runs) == 1
+
+
+def test_a_run_of_a_side_that_shares_no_evaluation_is_left_out_and_said(sides):
+    make_run(Path("old/3"), {500: 900.0}, seed=3, random=None, config={"agent": {"removed": None}})
+    found = compare(["old", "new"])
+    assert found.groups(TASK)[0].seeds == (1, 2)
+    assert found.notes == (
+        "old/3 was evaluated at 500 frames, not at the 2,000 of the rest of old: it is left out.",
+    )
+    shown("old", "new")
+
+
 def test_three_sides_are_compared_with_the_first(sides):
     assert compare(["old", "new", "old/1"]).kinds["agent.horizon"] == ["changed", "same"]
 

@@ -134,6 +134,51 @@ def test_events_become_warnings_once_per_kind(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "warning", "note"),
+    [
+        ('{"kind": [1]}', (), "event 2 is damaged and left out."),
+        ('{"kind": {"a": 1}, "message": {"b": 2}}', (), "event 2 is damaged and left out."),
+        ("[1]", (), "event 2 is damaged and left out."),
+        ('{"kind": "x", "reasons": 5}', ("x: 5",), None),
+        ('{"kind": "x", "message": [5]}', ("x: [5]",), None),
+    ],
+)
+def test_an_event_of_odd_types_is_said_and_ends_nothing(tmp_path, line, warning, note):
+    run = make_run(tmp_path / "run", {100: 1.0})
+    with run.events_file.open("a") as file:
+        file.write(f"{line}\n")
+    record = read_run(run.path)
+    assert record.warnings == warning
+    assert record.notes == (() if note is None else (f"{run.events_file}: {note}",))
+    assert (note or warning[0]) in report(run.path).text
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, 1e200, float("nan"), float("-inf")], ids=["10**400", "1e200", "nan", "-inf"]
+)
+def test_a_score_of_random_play_that_is_no_return_is_left_out_and_said(tmp_path, value):
+    run = make_run(tmp_path / "run", {100: 1.0})
+    facts = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**facts, "random_score": value}))
+    shown = report(run.path)
+    assert "run.json: random_score is no finite return and is left out." in shown.text
+    assert read_run(run.path).random_score is None
+
+
+def test_returns_that_would_overflow_and_frames_before_0_are_left_out(tmp_path):
+    run = make_run(tmp_path / "run", {100: 7.0})
+    run.eval_csv.write_text("env_frames,return_mean\n-5,3\n10,1e308\n20,-1e308\n30,7\n")
+    record = read_run(run.path)
+    assert record.evaluations == {30: 7.0}
+    assert [note.partition("eval.csv: ")[2][:6] for note in record.notes] == [
+        "line 2",
+        "line 3",
+        "line 4",
+    ]
+    report(run.path)
+
+
 # Grouping.
 
 
@@ -157,14 +202,14 @@ def test_groups_that_differ_much_are_lettered(tmp_path):
 
 
 def test_a_group_is_named_only_by_what_differs_within_a_task(tmp_path):
-    short = {"steps": 400}
+    short = {"env": {"action_repeat": 4}}
     make_run(tmp_path / "a", {100: 10.0})
     make_run(tmp_path / "b", {100: 20.0}, task="gym:X-v0", config=short)
     found = collect([tmp_path])
     assert [group.label for task in found.tasks.values() for group in task] == ["stub", "stub"]
-    assert found.methods["stub"]["steps"] == "by task"
+    assert found.methods["stub"]["env.action_repeat"] == "by task"
     assert found.methods["stub"]["agent.horizon"] == 3
-    assert found.notes == ["stub is not the same on every task: steps differ."]
+    assert found.notes == ["stub is not the same on every task: env.action_repeat differ."]
 
     deep = {"agent": {"horizon": 5}}
     make_run(tmp_path / "c", {100: 5.0}, config=deep)
@@ -176,10 +221,10 @@ def test_a_group_is_named_only_by_what_differs_within_a_task(tmp_path):
 
 
 def test_scores_and_names_at_the_curves_are_kept_apart(tmp_path):
-    make_run(tmp_path / "a", {100: 348.0}, config={"steps": 400})
+    make_run(tmp_path / "a", {100: 348.0}, config={"agent": {"horizon": 400}})
     make_run(tmp_path / "b", {100: 200.0})
     picture = curves.svg(curves.learning_curves(collect([tmp_path])))
-    assert "348 · steps 400" in picture and "50 · random play" in picture
+    assert "348 · horizon 400" in picture and "50 · random play" in picture
 
 
 def test_a_group_is_named_after_the_preset_that_it_has(tmp_path):

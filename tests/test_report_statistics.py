@@ -1,6 +1,7 @@
 """Statistics of reports: by hand, against a slow reference, and against rliable's own numbers."""
 
 import itertools
+import math
 import statistics as python_statistics
 
 import numpy as np
@@ -69,7 +70,8 @@ def test_probability_of_improvement_agrees_with_rliable():
     assert ends == pytest.approx([low, high], abs=0.012)
 
 
-# A slow reference that also takes tasks with different numbers of runs, which rliable does not.
+# A slow reference that also takes tasks with different numbers of runs, which rliable does not:
+# it repeats runs until every task has as many.
 
 UNEVEN = [np.array([0.2, 0.9, 0.4]), np.array([0.7]), np.array([0.1, 0.8])]
 
@@ -82,15 +84,20 @@ def slow_median(scores):
     return python_statistics.median(python_statistics.mean(task) for task in scores)
 
 
+def evened(scores):
+    most = math.lcm(*(len(task) for task in scores))
+    return [score for task in scores for score in list(task) * (most // len(task))]
+
+
 def slow_iqm(scores):
-    flat = sorted(score for task in scores for score in task)
+    flat = sorted(evened(scores))
     for _ in range(len(flat) // 4):
         flat = flat[1:-1]
     return python_statistics.mean(flat)
 
 
 def slow_gap(scores):
-    flat = [score for task in scores for score in task]
+    flat = evened(scores)
     return sum(max(0.0, 1.0 - score) for score in flat) / len(flat)
 
 
@@ -107,6 +114,39 @@ def slow_gap(scores):
 )
 def test_statistics_agree_with_a_slow_reference(fast, slow, scores):
     assert float(fast(scores)) == pytest.approx(float(slow([list(task) for task in scores])))
+
+
+def test_a_task_weighs_the_same_however_many_runs_it_has():
+    """Four runs at 0 and one at 1: half of the weight is at 1, not a fifth."""
+    scores = [np.zeros(4), np.ones(1)]
+    assert float(statistics.iqm(scores)) == 0.5
+    assert float(statistics.optimality_gap(scores)) == 0.5
+    assert statistics.performance_profile(scores, np.array([0.5])).tolist() == [0.5]
+    # Each of the three counts 2 times and each of the two 3 times: 9 zeros and 3 ones, and the
+    # quarter that is cut is 3 of these 12, which are all ones.
+    assert float(statistics.iqm([np.zeros(3), np.array([0.0, 1.0])])) == 0.0
+
+
+def test_many_resamples_of_uneven_tasks_agree_with_single_ones():
+    rng = np.random.default_rng(0)
+    drawn = [rng.normal(size=(5, runs)) for runs in (3, 1, 2, 7)]
+    thresholds = np.array([-1.0, 0.0, 0.5])
+    for place in range(5):
+        one = [task[place] for task in drawn]
+        assert statistics.iqm(drawn)[place] == pytest.approx(slow_iqm(one), abs=1e-12)
+        whole = statistics.performance_profile(drawn, thresholds)[place]
+        flat = evened(one)
+        shares = [sum(score > low for score in flat) / len(flat) for low in thresholds]
+        assert whole == pytest.approx(shares)
+
+
+def test_an_interval_needs_two_runs_of_every_task():
+    """A task with one run never varies in a resample, so the interval would be too narrow."""
+    scores = [np.array([0.0, 1.0]), np.array([0.5])]
+    assert interval(statistics.mean, scores) is None
+    assert estimate(statistics.mean, scores) == Estimate(0.5)
+    pair = [np.array([0.0, 1.0])]
+    assert interval(statistics.probability_of_improvement, pair, [np.array([0.5])]) is None
 
 
 def test_probability_of_improvement_counts_wins_and_half_ties():
@@ -154,7 +194,15 @@ def test_the_area_under_a_curve_is_its_mean_height():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(847.63, "848"), (49.44, "49.4"), (5.0, "5"), (0.5127, "0.513"), (-1234.5, "-1,234")],
+    [
+        (847.63, "848"),
+        (49.44, "49.4"),
+        (5.0, "5"),
+        (0.5127, "0.513"),
+        (-1234.5, "-1,234"),
+        (-0.0004, "0"),
+        (-0.04, "-0.04"),
+    ],
 )
 def test_numbers_have_three_or_four_figures(value, text):
     assert number(value) == text

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forethought.config import ConfigError, diff
 from forethought.report import statistics
-from forethought.report.groups import Group, differing_keys, fair_frames, printable, show
+from forethought.report.groups import (
+    Group,
+    between_notes,
+    fair_frames,
+    make_group,
+    newest_per_seed,
+)
+from forethought.report.methods import differing_keys, printable, show, tells_apart
 from forethought.report.runs import RunRecord, read_runs
 from forethought.report.statistics import Estimate, number
 
@@ -36,11 +43,8 @@ class Side:
     runs: tuple[RunRecord, ...]
     facts: Mapping[str, Any]
     """What it is and the whole configuration, keys dotted; differing values are joined."""
-
-    def group(self, task: str) -> Group | None:
-        """The runs of one task that have been evaluated."""
-        runs = tuple(run for run in self.runs if run.task == task and run.evaluations)
-        return Group(self.name, runs) if runs else None
+    groups: Mapping[str, Group]
+    """By task the runs that have been evaluated."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +61,20 @@ class Comparison:
         return sorted({run.task for side in self.sides for run in side.runs})
 
     def groups(self, task: str) -> list[Group]:
-        found = (side.group(task) for side in self.sides)
-        return [group for group in found if group is not None]
+        """The sides that have been evaluated on a task."""
+        return [side.groups[task] for side in self.sides if task in side.groups]
 
     def improvements(self, task: str) -> list[tuple[Group, Group, int, Estimate]]:
-        """(side, first side, frames, chance that a run of side beats one of the first side)."""
+        """(side, first side, frames, chance that a run of side beats one of the first side).
+
+        Without the sides that have one run, and those that were never evaluated at the same frames.
+        """
         groups = self.groups(task)
         found = []
         for first, other in itertools.product(groups[:1], groups[1:]):
-            if min(len(first.runs), len(other.runs)) < 2:
-                continue
             at = fair_frames([first, other])
+            if at is None or min(len(first.runs), len(other.runs)) < 2:
+                continue
             x, y = [other.scores_at(at)], [first.scores_at(at)]
             chance = statistics.estimate(statistics.probability_of_improvement, x, y)
             found.append((other, first, at, chance))
@@ -102,17 +109,31 @@ def compare(places: Sequence[str]) -> Comparison:
     if len(places) < 2:
         raise ConfigError("compare takes two or more runs, or folders of runs.")
     notes: list[str] = []
-    sides = []
-    for place in places:
-        records, found = read_runs([Path(place)])
-        notes += found + [note for record in records for note in record.notes]
-        notes += [record.no_evaluation for record in records if not record.evaluations]
-        sides.append(Side(place, tuple(records), _joined(records)))
-        keys = differing_keys([record.config for record in records])
-        mixed = [key for key in keys if key != "seed" and not key.startswith("track.")]
-        if mixed:
-            notes.append(f"{place} holds runs that also differ in {', '.join(mixed[:5])}.")
-    return Comparison(tuple(sides), _kinds(sides), tuple(notes))
+    sides = [_side(place, notes) for place in places]
+    found = Comparison(tuple(sides), _kinds(sides), ())
+    for task in found.tasks:
+        groups = found.groups(task)
+        for other in groups[1:]:
+            notes += between_notes([groups[0], other])
+    return replace(found, notes=tuple(dict.fromkeys(notes)))
+
+
+def _side(place: str, notes: list[str]) -> Side:
+    every, found = read_runs([Path(place)])
+    notes += found + [note for record in every for note in record.notes]
+    notes += [record.no_evaluation for record in every if not record.evaluations]
+    newest = newest_per_seed([record for record in every if record.evaluations], notes)
+    kept = {record.path for record in newest}
+    records = [record for record in every if record.path in kept or not record.evaluations]
+    keys = differing_keys([record.config for record in records])
+    mixed = [key for key in keys if key == "task" or tells_apart(key)]
+    if mixed:
+        notes.append(f"{place} holds runs that also differ in {', '.join(mixed[:5])}.")
+    groups = {}
+    for task in sorted({record.task for record in newest}):
+        own = [record for record in records if record.path in kept and record.task == task]
+        groups[task] = make_group(place, own, notes)
+    return Side(place, tuple(records), _joined(records), groups)
 
 
 def _kinds(sides: Sequence[Side]) -> dict[str, list[str]]:
@@ -205,6 +226,10 @@ def _show_statistics(comparison: Comparison, task: str, console: Console) -> Non
         "random play": [_optional(group.random_score) for group in groups],
         "ms per agent step": [_optional(group.ms_per_agent_step()) for group in groups],
     }
+    at = fair_frames(groups)
+    if at is not None and any(group.last_frames != at for group in groups):
+        means = [statistics.estimate(statistics.mean, [group.scores_at(at)]) for group in groups]
+        rows[f"at {at:,} frames"] = [str(mean) for mean in means]
     for name, cells in rows.items():
         table.add_row(name, *cells, style="bold" if name == "last evaluation" else "")
     console.print(table)

@@ -20,6 +20,7 @@ import numpy as np
 from forethought.config import ForethoughtError
 from forethought.report import statistics
 from forethought.report.groups import Collection, Group
+from forethought.report.published import Published
 from forethought.report.statistics import Array, Estimate, Scores, number
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ VARIABLES = {INK: "--ink", FAINT: "--faint", **{c: f"--c{i}" for i, c in enumera
 """Colours that an SVG takes from the page's CSS, so that it suits a light and a dark page."""
 WIDTH, HEIGHT = 8.4, 4.8  # inches of one panel
 FEW_POINTS = 12  # up to here each evaluation is a dot
+LINES = {"-": "", (0, (5, 2)): "dashed", (0, (1, 1.2)): "dotted", (0, (6, 2, 1, 2)): "dash-dotted"}
+"""Lines of the groups after the first round of colours, and of the rounds after it, in words."""
+POINTS = {"D": "◆", "s": "■"}
+"""Markers of published points, and how a caption writes them."""
+REACH = 2.0  # a published point up to this many times the frames of the runs widens the picture
 STYLE: dict[Any, Any] = {
     "font.size": 14,
     "axes.spines.top": False,
@@ -51,6 +57,19 @@ STYLE: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
+class _Look:
+    """How a group is drawn, the same in every picture of a page."""
+
+    colour: str
+    line: Any = "-"
+
+    @property
+    def words(self) -> str:
+        """What a name must add where colours repeat."""
+        return f" ({LINES[self.line]})" if LINES[self.line] else ""
+
+
+@dataclass(frozen=True)
 class _Label:
     """A name to write beside the end of a line, at a height in data units."""
 
@@ -61,22 +80,23 @@ class _Label:
 
 
 def learning_curves(collection: Collection, task: str | None = None) -> Figure:
-    """One panel per task: means with intervals, single seeds, random play, the published curve.
+    """One panel per task: means with intervals, single seeds, random play, published points.
 
     A single `task` comes without a title, for the page says it.
     """
     chosen = list(collection.tasks) if task is None else [task]
-    top = 0.85 if task is None else 0.5  # inches above a panel
+    lines = max(len(_captions(collection.tasks[name])) for name in chosen)
+    top = 0.23 * lines + (0.62 if task is None else 0.27)  # inches above a panel
     columns = 1 if len(chosen) == 1 else 2
     rows = -(-len(chosen) // columns)
     with _style():
         figure = _figure(WIDTH * columns, HEIGHT * rows)
-        colours = _colours(list(collection.methods))
+        looks = _looks(list(collection.methods))
         for place, name in enumerate(chosen):
             axes = figure.add_subplot(rows, columns, place + 1)
-            _draw_task(axes, name, collection.tasks[name], colours)
+            _draw_task(axes, name, collection.tasks[name], looks)
             if task is None:
-                axes.set_title(name, loc="left", weight="bold", fontsize=17, pad=26)
+                axes.set_title(name, loc="left", weight="bold", fontsize=17, pad=10 + 16 * lines)
         # The right third of a panel belongs to the names of its lines.
         wide, high = WIDTH * columns, HEIGHT * rows
         figure.subplots_adjust(
@@ -85,27 +105,31 @@ def learning_curves(collection: Collection, task: str | None = None) -> Figure:
             top=1 - top / high,
             bottom=0.75 / high,
             wspace=3.6 / (WIDTH - 3.6),
-            hspace=1.6 / (HEIGHT - 1.6),
+            hspace=(0.75 + top) / (HEIGHT - 0.75 - top),
         )
     return figure
 
 
-def _draw_task(axes: Axes, task: str, groups: Sequence[Group], colours: Mapping[str, str]) -> None:
-    ends = [max(run.evaluations) for group in groups for run in group.runs]
-    known = {group.runs[0].agent: group.published for group in groups}
-    papers = [curve for curve in known.values() if curve is not None]
-    right = max([*ends, *(curve.at(max(ends))[0] for curve in papers)])
-    labels = [label for group in groups for label in _draw_group(axes, group, colours)]
-    for paper in papers:
-        inside = [(x, y) for x, y in zip(paper.frames, paper.means) if x <= right]
-        axes.plot(*zip(*inside), ":", color=INK, lw=2, marker="o", ms=4, zorder=2)
-        labels.append(_Label(inside[-1][1], _named(inside[-1][1], paper.label), INK))
+def _draw_task(axes: Axes, task: str, groups: Sequence[Group], looks: Mapping[str, _Look]) -> None:
+    right = _right(groups)
+    labels = []
+    for group in groups:
+        labels += _draw_group(axes, group, looks[group.label], right)
+    for marker, paper in zip(POINTS, _papers(groups)):
+        inside = _inside(paper, right)
+        if inside:
+            # Points alone: a line over 100,000 frames would say how the paper's agent learned
+            # between them, and a shorter run would stand above a slope that nobody measured.
+            drawn: dict[str, Any] = {"color": INK, "ms": 8, "zorder": 4, "clip_on": False}
+            axes.plot(*zip(*inside), marker, **drawn)
+            frames, score = inside[-1]
+            labels.append(_Label(score, _named(score, paper.label, frames), INK))
     random = [group.random_score for group in groups if group.random_score is not None]
     if random:
         level = float(np.mean(random))
         axes.axhline(level, color=FAINT, ls=(0, (6, 4)), lw=1.6, zorder=1)
         labels.append(_Label(level, _named(level, "random play"), FAINT))
-    axes.set_xlim(0, right * 1.005)
+    axes.set_xlim(0, 1.005 * max(right, 1))  # an evaluation at frame 0 may be all there is
     if task.startswith("dmc:"):
         axes.set_ylim(0, 1000)
     axes.grid(axis="y", color=FAINT, alpha=0.2, lw=0.8)
@@ -115,46 +139,85 @@ def _draw_task(axes: Axes, task: str, groups: Sequence[Group], colours: Mapping[
     axes.locator_params(axis="y", nbins=6)
     axes.set_xlabel("environment frames")
     axes.set_ylabel("return")
-    axes.text(0, 1.03, _caption(groups), transform=axes.transAxes, color=FAINT, fontsize=12)
-    _write_labels(axes, labels, right)
+    caption = "\n".join(_captions(groups))
+    axes.text(0, 1.03, caption, transform=axes.transAxes, color=FAINT, fontsize=12, va="bottom")
+    _write_labels(axes, labels)
 
 
-def _draw_group(axes: Axes, group: Group, colours: Mapping[str, str]) -> list[_Label]:
-    colour = colours[group.label]
+def _papers(groups: Sequence[Group]) -> list[Published]:
+    known = {group.runs[0].agent: group.published for group in groups}
+    return [curve for curve in known.values() if curve is not None]
+
+
+def _right(groups: Sequence[Group]) -> int:
+    """The last frames of a panel: of the runs, or of a published point that is not far beyond."""
+    end = max(max(run.evaluations) for group in groups for run in group.runs)
+    next_points = [paper.at(end)[0] for paper in _papers(groups)]
+    return max([end, *(at for at in next_points if at <= REACH * end)])
+
+
+def _inside(paper: Published, right: int) -> list[tuple[int, float]]:
+    """Published points within a panel, but for the one before any training."""
+    return [(x, y) for x, y in zip(paper.frames, paper.means) if 0 < x <= right]
+
+
+def _draw_group(axes: Axes, group: Group, look: _Look, right: int) -> list[_Label]:
     several = len(group.runs) > 1
     for run in group.runs:
         frames, scores = group.curve(run)
         # Without a line to draw, a point must do.
-        dots = "o" if not several and len(frames) <= FEW_POINTS else None
-        width, alpha = (1.0, 0.4) if several else (2.8, 1.0)
-        axes.plot(frames, scores, color=colour, lw=width, alpha=alpha, marker=dots, ms=6)
+        alone = len(frames) == 1
+        dots = "o" if alone or (not several and len(frames) <= FEW_POINTS) else None
+        line: dict[str, Any] = {"lw": 2.8, "ls": look.line}
+        if several:
+            line = {"lw": 1.0, "alpha": 0.4}
+        line = {**line, "marker": dots, "ms": 6, "clip_on": not alone}
+        axes.plot(frames, scores, color=look.colour, **line)
     found = group.mean_curve()
+    end = float(group.scores.mean())
     if found is not None and several:
         frames, curves = found
         dots = "o" if len(frames) <= FEW_POINTS else None
-        axes.plot(frames, curves.mean(axis=0), color=colour, lw=2.8, marker=dots, ms=6, zorder=3)
+        line = {"color": look.colour, "lw": 2.8, "ls": look.line, "zorder": 3}
+        axes.plot(frames, curves.mean(axis=0), marker=dots, ms=6, **line)
         band = statistics.curve_band(curves)
         if band is not None:
-            axes.fill_between(frames, *band, color=colour, alpha=0.2, lw=0)
-    end = float(group.scores.mean())
-    return [_Label(end, _named(end, group.label), colour, bold=True)]
+            axes.fill_between(frames, *band, color=look.colour, alpha=0.2, lw=0)
+    # Where the name cannot stand beside the end, it says where that is, and a dot shows it.
+    at = group.last_frames if group.last_frames < right else None
+    if at is not None or found is None:
+        dot: dict[str, Any] = {"color": look.colour, "ms": 9, "zorder": 3, "clip_on": False}
+        axes.plot([group.last_frames], [end], "o", **dot)
+    return [_Label(end, _named(end, group.label, at) + look.words, look.colour, bold=True)]
 
 
-def _named(score: float, name: str) -> str:
+def _named(score: float, name: str, at: int | None = None) -> str:
     """A name may end or begin with a number, as in `steps 400`: the dot keeps the score apart."""
-    return f"{number(score)} · {name}"
+    where = "" if at is None else f" at {frames_text(at)}"
+    return f"{number(score)}{where} · {name}"
 
 
-def _caption(groups: Sequence[Group]) -> str:
+def _captions(groups: Sequence[Group]) -> list[str]:
+    """What the lines are; then what the published points are, or where the first one would be."""
     counts = {len(group.runs) for group in groups}
-    if counts == {1}:
-        return "one seed, so no interval"
     low, high = min(counts), max(counts)
     seeds = f"{high}" if low == high else f"{low} to {high}"
-    return f"mean of {seeds} seeds, 95 % interval shaded"
+    banded = any(len(group.runs) > 1 and group.mean_curve() is not None for group in groups)
+    shaded = ", 95 % interval shaded" if banded else ""
+    found = ["one seed, so no interval" if high == 1 else f"mean of {seeds} seeds{shaded}"]
+    right = _right(groups)
+    for sign, paper in zip(POINTS.values(), _papers(groups)):
+        if _inside(paper, right):
+            every = frames_text(paper.frames[-1] - paper.frames[-2])
+            found.append(f"{sign} {paper.label}, a point every {every} frames")
+        else:
+            frames, score = paper.at(right)
+            text = f"{paper.label}: {number(score)} at {frames_text(frames)} frames"
+            found.append(f"{text}, beyond this picture")
+    return found
 
 
-def _write_labels(axes: Axes, labels: Sequence[_Label], right: float) -> None:
+def _write_labels(axes: Axes, labels: Sequence[_Label]) -> None:
     """Writes names to the right of the panel, moved apart so that none covers another."""
     low, high = axes.get_ylim()
     line = 0.068  # of the panel's height, for one line of text
@@ -217,14 +280,13 @@ def profiles(scores: Mapping[str, Scores], unit: str = "normalised score") -> Fi
     with _style():
         figure = _figure(WIDTH, HEIGHT)
         axes = figure.add_subplot()
-        colours = _colours(list(scores))
-        for label, tasks in scores.items():
-            line: dict[str, Any] = {"color": colours[label], "lw": 2.8, "drawstyle": "steps-post"}
-            axes.plot(thresholds, profile(tasks), label=label, **line)
+        for (label, tasks), look in zip(scores.items(), _looks(list(scores)).values()):
+            line: dict[str, Any] = {"color": look.colour, "ls": look.line, "lw": 2.8}
+            axes.plot(thresholds, profile(tasks), label=label, drawstyle="steps-post", **line)
             band = statistics.interval(profile, tasks)
             if band is not None:
                 low_end, high_end = band
-                shade: dict[str, Any] = {"color": colours[label], "alpha": 0.18, "lw": 0}
+                shade: dict[str, Any] = {"color": look.colour, "alpha": 0.18, "lw": 0}
                 axes.fill_between(thresholds, low_end, high_end, step="post", **shade)
         axes.set_xlim(low, high)
         axes.set_ylim(0, 1.02)
@@ -232,7 +294,7 @@ def profiles(scores: Mapping[str, Scores], unit: str = "normalised score") -> Fi
         axes.grid(color=FAINT, alpha=0.2, lw=0.8)
         axes.set_xlabel(unit)
         axes.set_title("Share of runs above a score", loc="left", weight="bold", pad=14)
-        axes.legend(frameon=False, loc="lower left", labelcolor="linecolor", handlelength=1.2)
+        axes.legend(frameon=False, loc="lower left", labelcolor="linecolor", handlelength=2.2)
         figure.subplots_adjust(left=0.11, right=0.97, top=0.87, bottom=0.16)
     return figure
 
@@ -293,8 +355,10 @@ def frames_text(value: float) -> str:
     return f"{value / 1e3:g}k" if value >= 1e3 else f"{value:g}"
 
 
-def _colours(labels: Sequence[str]) -> dict[str, str]:
-    return {label: PALETTE[place % len(PALETTE)] for place, label in enumerate(labels)}
+def _looks(labels: Sequence[str]) -> dict[str, _Look]:
+    """Colours first; when they are used up, the same colours with other lines."""
+    every = [_Look(colour, line) for line in LINES for colour in PALETTE]
+    return {label: every[place % len(every)] for place, label in enumerate(labels)}
 
 
 def _cut(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +10,28 @@ from typing import Any
 
 import numpy as np
 
-from forethought import presets
-from forethought.config import ConfigError, flatten
 from forethought.report import statistics
+from forethought.report.methods import Method, differing_keys, method_of, names, settings
 from forethought.report.published import Published, published
 from forethought.report.runs import RunRecord, read_runs
-from forethought.report.statistics import Array, Estimate, Scores
+from forethought.report.statistics import Array, Estimate, Scores, number
 
-Method = tuple[tuple[str, str], ...]
-"""What a method is: its configuration but for task, seed and tracking, as text, hashable."""
 BY_TASK = "by task"
 """Stands for a value that a method has otherwise on another task."""
 DMC_MAXIMUM = 1000.0
 """Rewards of DeepMind Control are at most 1 in each of an episode's 1000 frames."""
+NEAR = 0.01
+"""Evaluations this close count as at the same frames: three environments that step together are
+evaluated at 25,002 frames where one is at 25,000."""
+CLEAR = 0.1
+"""How far the best run must be above random play to set a scale, as a share of the largest of the
+returns involved: less is within the noise of an evaluation, and every other run would be a huge
+number of such noises."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one task and one configuration; each has at least one evaluation."""
+    """Runs of one task and one configuration that were all evaluated at some same frames."""
 
     label: str
     runs: tuple[RunRecord, ...]
@@ -46,11 +49,13 @@ class Group:
         """The env_frames at which every run was evaluated."""
         return tuple(sorted(set.intersection(*(set(run.evaluations) for run in self.runs))))
 
-    @property
+    @functools.cached_property
     def last_frames(self) -> int:
         """Where the runs are compared: the last evaluation that all of them have."""
-        own = (max(run.evaluations) for run in self.runs)
-        return self.frames[-1] if self.frames else min(own)
+        found = last_shared(self.runs)
+        if found is None:
+            raise ValueError(f"{self.label}: runs without a common evaluation are no group.")
+        return found
 
     @property
     def scores(self) -> Array:
@@ -58,8 +63,11 @@ class Group:
         return self.scores_at(self.last_frames)
 
     def scores_at(self, frames: int) -> Array:
-        """The score of each run at its newest evaluation up to `frames`."""
-        return np.array([_until(run, frames) for run in self.runs])
+        """The score of each run at these frames, where each must have been evaluated."""
+        found = [score_at(run, frames) for run in self.runs]
+        if None in found:
+            raise ValueError(f"{self.label}: not every run was evaluated at {frames:,} frames.")
+        return np.array(found, np.float64)
 
     @property
     def random_score(self) -> float | None:
@@ -115,14 +123,106 @@ class Group:
         return float(np.median(known)) if known else None
 
 
-def _until(run: RunRecord, frames: int) -> float:
-    before = [score for at, score in run.evaluations.items() if at <= frames]
-    return before[-1] if before else next(iter(run.evaluations.values()))
+def score_at(run: RunRecord, frames: int) -> float | None:
+    """The run's score at these frames; None where it was not evaluated there, or close before.
+
+    An earlier evaluation says nothing about these frames, and a later one even less.
+    """
+    before = [at for at in run.evaluations if frames * (1 - NEAR) <= at <= frames]
+    return run.evaluations[before[-1]] if before else None
 
 
-def fair_frames(groups: Sequence[Group]) -> int:
-    """Where groups of one task are compared with each other: the last evaluation of all runs."""
-    return Group("", tuple(run for group in groups for run in group.runs)).last_frames
+def last_shared(runs: Sequence[RunRecord]) -> int | None:
+    """The last frames at which every one of these runs was evaluated, if there are any."""
+    every = sorted({at for run in runs for at in run.evaluations}, reverse=True)
+    everywhere = (at for at in every if all(score_at(run, at) is not None for run in runs))
+    near = next(everywhere, None)
+    exact = max(set.intersection(*(set(run.evaluations) for run in runs)), default=None)
+    if near is not None and exact is not None and exact >= near * (1 - NEAR):
+        return exact
+    return near
+
+
+def make_group(label: str, runs: Sequence[RunRecord], notes: list[str]) -> Group:
+    """A group of the runs that can be compared; the others are left out, with a note for each."""
+    if last_shared(runs) is None:
+        every = sorted({at for run in runs for at in run.evaluations})
+        # The frames that most runs have, and of these the last.
+        counts = [(sum(score_at(run, at) is not None for run in runs), at) for at in every]
+        _, frames = max(counts)
+        for run in runs:
+            if score_at(run, frames) is None:
+                where = f"not at the {frames:,} of the rest of {label}"
+                notes.append(
+                    f"{run.path} was evaluated at {_span([run])}, {where}: it is left out."
+                )
+        runs = [run for run in runs if score_at(run, frames) is not None]
+    return Group(label, tuple(runs))
+
+
+def fair_frames(groups: Sequence[Group]) -> int | None:
+    """Where groups of one task are compared with each other: the last evaluation of all runs.
+
+    None if there is no such place: then they cannot be compared.
+    """
+    return last_shared([run for group in groups for run in group.runs])
+
+
+def not_comparable(groups: Sequence[Group]) -> str:
+    """The sentence for groups that have no common evaluation."""
+    spans = "; ".join(f"{group.label} at {_span(group.runs)}" for group in groups)
+    why = "not comparable, for they were never evaluated at the same frames"
+    return f"{groups[0].task}: {why} ({spans})."
+
+
+def _span(runs: Sequence[RunRecord]) -> str:
+    every = {at for run in runs for at in run.evaluations}
+    low, high = min(every), max(every)
+    return f"{low:,} frames" if low == high else f"{low:,} to {high:,} frames"
+
+
+def between_notes(groups: Sequence[Group]) -> list[str]:
+    """What a reader must know who sees the numbers of these groups side by side."""
+    at = fair_frames(groups)
+    if at is None:
+        return [not_comparable(groups)]
+    longer = [group for group in groups if group.last_frames * (1 - NEAR) > at]
+    if not longer:
+        return []
+    told = ", ".join(f"{group.label} (to {group.last_frames:,})" for group in longer)
+    who = " and ".join(group.label for group in groups) if len(groups) < 3 else "the groups"
+    where = f"{groups[0].task}: {who} are compared with each other at {at:,} frames"
+    return [f"{where}, the last that all were evaluated at; {told} went on."]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where a task's groups are compared, and the returns that are 0 and 1 there."""
+
+    frames: int
+    low: float
+    high: float
+
+
+def scale(task: str, groups: Sequence[Group]) -> Scale | str:
+    """How a task's returns become scores that tasks share; a sentence where they cannot.
+
+    DeepMind Control: return / 1000. Other tasks: random play is 0, the best run here is 1.
+    """
+    at = fair_frames(groups)
+    if at is None:
+        return not_comparable(groups)
+    if task.startswith("dmc:"):
+        return Scale(at, 0.0, DMC_MAXIMUM)
+    known = [group.random_score for group in groups if group.random_score is not None]
+    if not known:
+        return f"{task}: no run has measured random play, which would be 0."
+    scores = np.concatenate([group.scores_at(at) for group in groups])
+    low, high, worst = float(np.mean(known)), float(scores.max()), float(scores.min())
+    if high - low <= CLEAR * max(abs(low), abs(high), abs(worst)):
+        told = f"the best run here ({number(high)}) is not clearly above random play"
+        return f"{task}: {told} ({number(low)}), so the two are no scale."
+    return Scale(at, low, high)
 
 
 @dataclass(frozen=True)
@@ -142,28 +242,28 @@ class Collection:
         labels = set(self.methods)
         return [t for t, groups in self.tasks.items() if {g.label for g in groups} == labels]
 
+    @functools.cached_property
+    def _scales(self) -> dict[str, Scale | str]:
+        return {task: scale(task, self.tasks[task]) for task in self.common_tasks()}
+
+    @property
+    def scales(self) -> dict[str, Scale]:
+        """The common tasks that can be averaged over, and how."""
+        return {task: own for task, own in self._scales.items() if isinstance(own, Scale)}
+
+    @property
+    def not_averaged(self) -> list[str]:
+        """A sentence for each common task that cannot."""
+        return [own for own in self._scales.values() if isinstance(own, str)]
+
     def normalised(self) -> dict[str, Scores]:
-        """Per method the scores on the common tasks, on a scale that tasks share.
-
-        DeepMind Control: score / 1000. Other tasks: random play is 0, the best run here is 1.
-        """
+        """Per method the scores on the tasks of `scales`, in their order."""
         found: dict[str, list[Array]] = {label: [] for label in self.methods}
-        for task in self.common_tasks():
-            at = fair_frames(self.tasks[task])
-            low, high = self._scale(task, at)
+        for task, own in self.scales.items():
             for group in self.tasks[task]:
-                found[group.label].append((group.scores_at(at) - low) / (high - low))
+                scores = (group.scores_at(own.frames) - own.low) / (own.high - own.low)
+                found[group.label].append(scores)
         return {label: scores for label, scores in found.items() if scores}
-
-    def _scale(self, task: str, frames: int) -> tuple[float, float]:
-        if task.startswith("dmc:"):
-            return 0.0, DMC_MAXIMUM
-        groups = self.tasks[task]
-        known = [g.random_score for g in groups if g.random_score is not None]
-        scores = np.concatenate([group.scores_at(frames) for group in groups])
-        low = float(np.mean(known)) if known else float(scores.min())
-        high = float(scores.max())
-        return (low, high) if high > low else (low, low + 1.0)
 
 
 def collect(places: Iterable[Path]) -> Collection:
@@ -172,22 +272,23 @@ def collect(places: Iterable[Path]) -> Collection:
     for record in records:
         notes += record.notes
     notes += [record.no_evaluation for record in records if not record.evaluations]
-    shown = _newest_per_seed([record for record in records if record.evaluations], notes)
-    keys = list(dict.fromkeys(_method(record) for record in shown))
-    settings = [_settings(_first(shown, key)) for key in keys]
-    played = [{record.task for record in shown if _method(record) == key} for key in keys]
-    labels = dict(zip(keys, _labels(settings, played)))
+    shown = newest_per_seed([record for record in records if record.evaluations], notes)
+    keys = list(dict.fromkeys(method_of(record) for record in shown))
+    found = [settings(_first(shown, key)) for key in keys]
+    played = [{record.task for record in shown if method_of(record) == key} for key in keys]
+    labels = dict(zip(keys, names(found, played)))
     tasks: dict[str, dict[str, list[RunRecord]]] = {}
     for record in sorted(shown, key=lambda record: record.seed):
-        tasks.setdefault(record.task, {}).setdefault(labels[_method(record)], []).append(record)
+        tasks.setdefault(record.task, {}).setdefault(labels[method_of(record)], []).append(record)
     groups = {}
     for task, by_label in sorted(tasks.items()):
-        found = [Group(label, tuple(runs)) for label, runs in sorted(by_label.items())]
-        groups[task] = sorted(found, key=lambda group: -float(group.scores.mean()))
-    notes += [note for task in groups.values() for group in task for note in _length_note(group)]
+        own = [make_group(label, runs, notes) for label, runs in sorted(by_label.items())]
+        groups[task] = sorted(own, key=lambda group: -float(group.scores.mean()))
+        notes += [note for group in groups[task] for note in _length_note(group)]
+        notes += between_notes(groups[task])
     methods: dict[str, dict[str, Any]] = {}
     for label in sorted(set(labels.values())):
-        same = [found for key, found in zip(keys, settings) if labels[key] == label]
+        same = [own for key, own in zip(keys, found) if labels[key] == label]
         differing = differing_keys(same)
         methods[label] = {**same[0], **dict.fromkeys(differing, BY_TASK)}
         if differing:
@@ -196,113 +297,25 @@ def collect(places: Iterable[Path]) -> Collection:
 
 
 def _first(records: Iterable[RunRecord], key: Method) -> RunRecord:
-    return next(record for record in records if _method(record) == key)
+    return next(record for record in records if method_of(record) == key)
 
 
 def _length_note(group: Group) -> Iterable[str]:
-    longer = [run for run in group.runs if max(run.evaluations) > group.last_frames]
+    longer = [run for run in group.runs if max(run.evaluations) * (1 - NEAR) > group.last_frames]
     if longer:
-        names = ", ".join(f"seed {run.seed}" for run in longer)
+        seeds = ", ".join(f"seed {run.seed}" for run in longer)
         where = f"{group.task}, {group.label}: compared at {group.last_frames:,} frames"
-        yield f"{where}, which all seeds have reached; {names} went on."
+        yield f"{where}, which all seeds have reached; {seeds} went on."
 
 
-def _newest_per_seed(records: Iterable[RunRecord], notes: list[str]) -> list[RunRecord]:
+def newest_per_seed(records: Iterable[RunRecord], notes: list[str]) -> list[RunRecord]:
     """The same seed twice is no second sample: the newer run counts."""
     kept: dict[tuple[str, Method, int], RunRecord] = {}
     for record in sorted(records, key=lambda record: str(record.facts.get("created_utc"))):
-        key = (record.task, _method(record), record.seed)
+        key = (record.task, method_of(record), record.seed)
         if key in kept:
             older = kept[key].path
             same = f"{older} has the seed and configuration of {record.path}"
             notes.append(f"{same}, which is newer: it is left out.")
         kept[key] = record
     return list(kept.values())
-
-
-def _settings(record: RunRecord) -> dict[str, Any]:
-    """The configuration but for the task, the seed and what only watches."""
-    own = {"agent_name": record.agent, **record.config}
-    apart = ("task", "seed")
-    return {k: v for k, v in own.items() if k not in apart and not k.startswith("track.")}
-
-
-def _method(record: RunRecord) -> Method:
-    return tuple(sorted((key, repr(value)) for key, value in _settings(record).items()))
-
-
-def _labels(methods: Sequence[Mapping[str, Any]], played: Sequence[set[str]]) -> list[str]:
-    """A short name for each method: its preset or agent, and what tells it from its like.
-
-    Methods are told apart only where they meet, that is within a task: `played` are the tasks of
-    each. Two that never meet may share a name.
-    """
-    bases = [_preset(method) for method in methods]
-    shared = len(set(bases)) == 1  # then what tells them apart is name enough
-    found = []
-    for place, (base, method) in enumerate(zip(bases, methods)):
-        meeting = [
-            [m for name, m, tasks in zip(bases, methods, played) if name == base and task in tasks]
-            for task in sorted(set[str]().union(*played))
-        ]
-        differing = list(dict.fromkeys(key for like in meeting for key in differing_keys(like)))
-        if not differing:
-            found.append(base)
-        elif len(differing) <= 2:
-            told = [f"{key.rpartition('.')[2]} {show(method.get(key))}" for key in differing]
-            found.append(", ".join(told if shared else [base, *told]))
-        else:
-            found.append(f"{base} {_letter(bases[:place].count(base))}")
-    # Two values that read the same once shortened still need two names.
-    return [
-        f"{name} {_letter(found[:place].count(name))}" if _meet(name, found, played) else name
-        for place, name in enumerate(found)
-    ]
-
-
-def _meet(label: str, labels: Sequence[str], played: Sequence[set[str]]) -> bool:
-    """Whether two methods of this name were run on the same task."""
-    tasks = [task for name, own in zip(labels, played) if name == label for task in own]
-    return len(tasks) > len(set(tasks))
-
-
-def _letter(index: int) -> str:
-    """A, B, ..., Z, A1, B1, ..."""
-    return chr(ord("A") + index % 26) + (str(index // 26) if index >= 26 else "")
-
-
-def printable(text: str) -> str:
-    """Text without characters that would steer a terminal or break a picture."""
-    return "".join(
-        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
-    )
-
-
-def show(value: Any, width: int = 24) -> str:
-    """A value of a configuration as YAML writes it, cut to a width that a column has."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    text = printable(text)
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
-def differing_keys(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys that are not the same in all of them, absent ones included."""
-    keys = dict.fromkeys(key for method in methods for key in method)
-    absent = object()
-    return [key for key in keys if len({repr(method.get(key, absent)) for method in methods}) > 1]
-
-
-def _preset(method: Mapping[str, Any]) -> str:
-    """The preset whose values for the agent all are the method's, or else the agent's name."""
-    agent, best, size = str(method["agent_name"]), "", 0
-    for name in presets.names():
-        try:
-            layer = flatten(presets.for_agent(name, agent))
-        except ConfigError:  # a preset for other agents
-            continue
-        wanted = {key: value for key, value in layer.items() if key.startswith("agent.")}
-        if len(wanted) > size and all(method.get(key) == wanted[key] for key in wanted):
-            best, size = name, len(wanted)
-    if not best:
-        return agent
-    return best if best.startswith(agent) else f"{agent} {best}"

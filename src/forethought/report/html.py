@@ -14,7 +14,15 @@ from pathlib import Path
 from forethought.config import ConfigError, ForethoughtError
 from forethought.files import FileError, write_bytes_atomic, write_text_atomic
 from forethought.report import curves, statistics
-from forethought.report.groups import Collection, Group, collect, differing_keys, fair_frames, show
+from forethought.report.groups import (
+    Collection,
+    Group,
+    collect,
+    fair_frames,
+    not_comparable,
+)
+from forethought.report.methods import differing_keys, show
+from forethought.report.published import Published
 from forethought.report.runs import RunRecord
 from forethought.report.statistics import Estimate, Scores, number
 
@@ -22,7 +30,8 @@ STYLE = Path(__file__).with_name("page.css")
 ABSENT = "-"
 MEANINGS = {
     "last evaluation": "mean over seeds of the score at the last evaluation that all seeds have",
-    "IQM": "the same without the lowest and the highest quarter of the seeds",
+    "IQM": "the same without the lowest and the highest quarter of the seeds, rounded down: of "
+    "fewer than 4 seeds nothing is cut, and it is the mean",
     "best": "mean over seeds of each seed's best evaluation",
     "area": "mean height of the learning curve, from random play at frame 0 on",
     "interval": "[low, high] holds 95 % of 2,000 bootstrap resamples of the seeds",
@@ -45,7 +54,7 @@ def write_report(places: Iterable[Path], out: Path) -> str:
         write_text_atomic(out, page(collection))
     shown = sum(len(group.runs) for groups in collection.tasks.values() for group in groups)
     runs = "1 run" if shown == 1 else f"{shown} runs"
-    notes = "" if kind == ".html" else "".join(f"\n{note}" for note in collection.notes)
+    notes = "" if kind != ".png" else "".join(f"\n{note}" for note in collection.notes)
     return f"Written: {out} ({runs}){notes}"
 
 
@@ -128,35 +137,62 @@ def _task_section(collection: Collection, task: str) -> str:
         curves.svg(curves.learning_curves(collection, task)),
         f"Learning curves on {task}: " + "; ".join(f"{row[0]} {row[3]}" for row in rows),
     )
-    known = {group.published.source for group in groups if group.published is not None}
-    source = "".join(f'<p class="note">Dotted: {escape(text)}.</p>' for text in sorted(known))
+    papers = {group.published for group in groups if group.published is not None}
+    told = sorted(_source(paper) for paper in papers)
+    source = "".join(f'<p class="note">{escape(text)}</p>' for text in told)
     return f"<h2>{escape(task)}</h2>\n{picture}{source}\n{_table(header, rows, 'numbers')}"
 
 
+def _source(paper: Published) -> str:
+    low, high = min(paper.seeds), max(paper.seeds)
+    seeds = f"{high}" if low == high else f"{low} to {high}"
+    return f"The {paper.label}: mean of {seeds} seeds, {paper.source}."
+
+
 def _over_tasks(collection: Collection) -> str:
-    """How the methods compare over all runs of the tasks that every method was run on."""
-    tasks = collection.common_tasks()
-    if len(tasks) > 1:
-        scores, unit = collection.normalised(), "normalised score"
-        parts = ["<h2>Over all tasks</h2>", _aggregates(collection, scores)]
-    elif tasks and len(collection.methods) > 1:
-        groups = collection.tasks[tasks[0]]
-        at = fair_frames(groups)
-        scores, unit = {group.label: [group.scores_at(at)] for group in groups}, "return"
-        where = escape(f"{tasks[0]} at {at:,} frames")
-        parts = ["<h2>Between the groups</h2>", f'<p class="note">{where}.</p>']
-    else:
-        return ""
-    scores = {label: scores[label] for label in collection.methods}  # so that colours fit
-    parts.append(_picture(curves.svg(curves.profiles(scores, unit)), "Performance profiles"))
-    pairs = improvements(scores)
-    if pairs:
-        parts.append(_picture(curves.svg(curves.improvements(pairs)), "Probability of improvement"))
+    """How the methods compare over the tasks that every method was run on, or why they do not."""
+    parts = []
+    if len(collection.tasks) > 1:
+        parts.append("<h2>Over all tasks</h2>")
+        if len(collection.scales) > 1:
+            return "\n".join([*parts, _aggregates(collection)])
+        parts += [_note(text) for text in _no_average(collection)]
+    if len(collection.methods) > 1:
+        for task in collection.common_tasks():
+            parts += ["<h2>Between the groups</h2>", _between(collection, task)]
     return "\n".join(parts)
 
 
-def _aggregates(collection: Collection, scores: Mapping[str, Scores]) -> str:
-    tasks = collection.common_tasks()
+def _no_average(collection: Collection) -> list[str]:
+    common = collection.common_tasks()
+    if len(common) > 1:
+        first = "Nothing is averaged over tasks, for fewer than two of them can be:"
+        return [first, *collection.not_averaged]
+    which = f"only {common[0]} was" if common else "none was"
+    return [f"Nothing is averaged over tasks: of the tasks here, {which} run with every group."]
+
+
+def _between(collection: Collection, task: str) -> str:
+    """The groups of one task, where all of them were evaluated."""
+    groups = collection.tasks[task]
+    at = fair_frames(groups)
+    if at is None:
+        return _note(not_comparable(groups))
+    scores = {group.label: [group.scores_at(at)] for group in groups}
+    scores = {label: scores[label] for label in collection.methods}  # so that colours fit
+    return "\n".join([_note(f"{task} at {at:,} frames."), *_pictures(scores, "return")])
+
+
+def _pictures(scores: Mapping[str, Scores], unit: str) -> list[str]:
+    found = [_picture(curves.svg(curves.profiles(scores, unit)), "Performance profiles")]
+    pairs = improvements(scores)
+    if pairs:
+        found.append(_picture(curves.svg(curves.improvements(pairs)), "Probability of improvement"))
+    return found
+
+
+def _aggregates(collection: Collection) -> str:
+    scores = collection.normalised()
     measures = {
         "mean": statistics.mean,
         "median": statistics.median,
@@ -167,10 +203,22 @@ def _aggregates(collection: Collection, scores: Mapping[str, Scores]) -> str:
         [label, *(str(statistics.estimate(measure, own)) for measure in measures.values())]
         for label, own in scores.items()
     ]
-    places = [f"{task} at {fair_frames(collection.tasks[task]):,} frames" for task in tasks]
-    note = f"Normalised scores on {', '.join(places)}: {_scale(tasks)}."
+    places = [f"{task} at {own.frames:,} frames" for task, own in collection.scales.items()]
+    notes = [f"Normalised scores on {', '.join(places)}: {_scale(list(collection.scales))}."]
+    notes += [f"Left out of the average: {text}" for text in collection.not_averaged]
+    for label, own in scores.items():
+        single = [task for task, runs in zip(collection.scales, own) if len(runs) == 1]
+        if single:
+            notes.append(f"{label} has no interval, for it has one run of {', '.join(single)}.")
+    if len({len(runs) for own in scores.values() for runs in own}) > 1:
+        notes.append("The tasks have different numbers of runs; every task has the same weight.")
     table = _table(("runs", *measures), rows, "numbers")
-    return f'<p class="note">{escape(note)}</p>\n{table}'
+    pictures = _pictures(scores, "normalised score")
+    return "\n".join([*map(_note, notes), table, *pictures])
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
 
 
 def improvements(scores: Mapping[str, Scores]) -> dict[tuple[str, str], Estimate]:

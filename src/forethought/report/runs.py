@@ -22,6 +22,8 @@ from forethought.tracking.run_directory import NoRun, RunDirectory
 QUIET = frozenset({"started", "about", "resumed", "done", "running", "checkpoint-size"})
 """Events of a run that goes as it should."""
 LAST_EPISODES = 10
+LARGEST = 1e100
+"""A return beyond this is damage: sums of such numbers overflow."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class RunRecord:
     """config.yaml, keys dotted."""
     evaluations: Mapping[int, float]
     """Mean return by env_frames, rising."""
+    random_score: float | None
+    """Mean return of random play, measured when the run began."""
     env_frames: int
     """Frames trained so far."""
     agent_steps: int
@@ -64,12 +68,6 @@ class RunRecord:
         """Of Python and the packages that the run was started with."""
         found = self.facts.get("versions")
         return found if isinstance(found, dict) else {}
-
-    @property
-    def random_score(self) -> float | None:
-        """Mean return of random play, measured when the run began."""
-        value = self.facts.get("random_score")
-        return float(value) if value is not None and math.isfinite(value) else None
 
     @property
     def no_evaluation(self) -> str:
@@ -128,11 +126,13 @@ def read_run(path: Path) -> RunRecord:
     returns = _numbers(episodes[-LAST_EPISODES:], "return")
     learning = [row for row in train if (_number(row.get("updates_per_s")) or 0) > 0]
     times = _numbers(learning or train, "ms_per_agent_step")
+    facts = run.run_json
     return RunRecord(
         path=path,
-        facts=run.run_json,
+        facts=facts,
         config=flatten(run.config()),
         evaluations=evaluations,
+        random_score=_random_score(facts, path, notes),
         env_frames=int(max([*_numbers(rows, "env_frames"), *evaluations], default=0)),
         agent_steps=int(max(_numbers(rows, "agent_steps"), default=0)),
         ms_per_agent_step=statistics.median(times) if times else None,
@@ -155,7 +155,7 @@ def _evaluations(rows: list[dict[str, str]], run: Path, notes: list[str]) -> dic
     found: dict[int, float] = {}
     for place, row in enumerate(rows, start=2):
         frames, score = _number(row.get("env_frames")), _number(row.get("return_mean"))
-        if frames is None or score is None:
+        if frames is None or frames < 0 or score is None or abs(score) > LARGEST:
             notes.append(f"{run / 'eval.csv'}: line {place} holds no score and is left out.")
         else:
             found[int(frames)] = score
@@ -165,6 +165,17 @@ def _evaluations(rows: list[dict[str, str]], run: Path, notes: list[str]) -> dic
     return dict(sorted(found.items()))
 
 
+def _random_score(facts: Mapping[str, Any], run: Path, notes: list[str]) -> float | None:
+    """run.json's own check has seen to it that this is a number, but not which."""
+    value = facts.get("random_score")
+    if value is None:
+        return None
+    if abs(value) <= LARGEST:  # which NaN is not
+        return float(value)
+    notes.append(f"{run / 'run.json'}: random_score is no finite return and is left out.")
+    return None
+
+
 def _warnings(run: RunDirectory, notes: list[str]) -> Iterable[str]:
     """One sentence for each kind of event that a person should see: how often, and the last."""
     if not run.events_file.exists():
@@ -172,13 +183,18 @@ def _warnings(run: RunDirectory, notes: list[str]) -> Iterable[str]:
     if end_of_lines(run.events_file) < run.events_file.stat().st_size:
         notes.append(f"{run.events_file}: the half-written last line is ignored.")
     kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for event in run.events():
-        if isinstance(event, dict) and event.get("kind") not in QUIET:
-            kinds.setdefault(str(event.get("kind")), []).append(event)
+    for place, event in enumerate(run.events(), start=1):
+        kind = event.get("kind") if isinstance(event, dict) else None
+        if not isinstance(kind, str):
+            notes.append(f"{run.events_file}: event {place} is damaged and left out.")
+        elif kind not in QUIET:
+            kinds.setdefault(kind, []).append(event)
     for kind, events in kinds.items():
         last = events[-1]
         words = next((last[key] for key in ("message", "reason", "note") if last.get(key)), "")
-        words = words or "; ".join(map(str, last.get("reasons") or ()))
+        reasons = last.get("reasons") or []
+        if not words:
+            words = "; ".join(map(str, reasons if isinstance(reasons, list) else [reasons]))
         often = f" ({len(events)} times)" if len(events) > 1 else ""
         yield f"{kind}{often}: {words}" if words else f"{kind}{often}"
 

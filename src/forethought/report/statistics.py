@@ -1,14 +1,16 @@
 """Statistics over runs and tasks, by the definitions of rliable (Agarwal et al., NeurIPS 2021).
 
 Hand-written because rliable 1.2.0 does not import beside pandas 3. Scores are one array of runs
-per task, and tasks may have different numbers of runs. Every statistic works on the last axis, so
-that the bootstrap computes all of its resamples in one call. Intervals are percentile bootstraps
+per task. rliable wants as many runs of each task; here the numbers may differ, and every task then
+has the same weight, shared by its runs. Every statistic works on the last axis, so that the
+bootstrap computes all of its resamples in one call. Intervals are percentile bootstraps
 over runs, drawn anew within each task (stratified); the draws are seeded, so a report made twice
 is the same report.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +28,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic and its bootstrap interval; without one where no task has two runs."""
+    """A statistic and its bootstrap interval; without one where some task has a single run."""
 
     value: float
     low: float | None = None
@@ -44,7 +46,8 @@ def number(value: float) -> str:
     size = abs(value)
     digits = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
     text = f"{value:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text
 
 
 def mean(scores: Scores) -> Array:
@@ -60,21 +63,32 @@ def median(scores: Scores) -> Array:
 def iqm(scores: Scores) -> Array:
     """Interquartile mean of all runs of all tasks: without the lowest and highest quarter.
 
-    The quarter is rounded down, as in `scipy.stats.trim_mean(scores, 0.25, axis=None)`.
+    The quarter is rounded down to whole runs, as in `scipy.stats.trim_mean(scores, 0.25)`. Where
+    tasks have different numbers of runs, each run counts as often as makes these numbers equal:
+    beside three runs of one task, each of two runs of another counts 3 times and the three 2 times.
     """
-    flat = np.sort(_flat(scores), axis=-1)
-    cut = flat.shape[-1] // 4
-    return _mean(flat[..., cut : flat.shape[-1] - cut], axis=-1)
+    counts = [task.shape[-1] for task in scores]
+    equal = math.lcm(*counts)
+    times = np.concatenate([np.full(count, equal // count) for count in counts])
+    flat = _flat(scores)  # [..., runs]
+    order = np.argsort(flat, axis=-1)
+    until = np.cumsum(times[order], axis=-1)  # [..., runs]: scores so far, each run as often
+    total = equal * len(counts)
+    low, high = total // 4, total - total // 4
+    kept = np.clip(until, low, high) - np.clip(until - times[order], low, high)  # [..., runs]
+    rising = np.take_along_axis(flat, order, axis=-1)
+    return np.asarray(np.sum(rising * kept, axis=-1) / (high - low), np.float64)
 
 
 def optimality_gap(scores: Scores, target: float = 1.0) -> Array:
     """How far runs fall short of `target` on average; more than the target counts as the target."""
-    return target - _mean(np.minimum(_flat(scores), target), axis=-1)
+    return target - mean([np.minimum(task, target) for task in scores])
 
 
 def performance_profile(scores: Scores, thresholds: Array) -> Array:
-    """The share of all runs with a score above each threshold, [..., thresholds]."""
-    return _mean(_flat(scores)[..., None] > thresholds, axis=-2)
+    """The share of runs with a score above each threshold, mean over tasks, [..., thresholds]."""
+    shares = [_mean(task[..., None] > thresholds, axis=-2) for task in scores]
+    return _mean(np.stack(shares), axis=0)
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> Array:
@@ -101,11 +115,12 @@ def interval(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Array | None:
-    """[2, ...]: the bootstrap interval of `statistic(*groups)`; None where no task has two runs.
+    """[2, ...]: the bootstrap interval of `statistic(*groups)`.
 
-    Each group and each task is resampled on its own.
+    Each group and each task is resampled on its own. None where some task has a single run: all
+    its resamples are that run, so the interval would leave out how much the task varies.
     """
-    if max(len(task) for group in groups for task in group) < 2:
+    if min(len(task) for group in groups for task in group) < 2:
         return None
     rng = np.random.default_rng(seed)
     drawn = [
