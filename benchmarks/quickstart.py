@@ -1,0 +1,69 @@
+"""What does the quickstart reach, and how long does it train? One seed after the other, as JSON.
+
+    python benchmarks/quickstart.py [--seeds 1 2 3]
+
+Runs that are there already are only evaluated again. Beside each score stands that of random play.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import forethought
+from forethought.tracking import RunDirectory, read_rows
+from results import ROOT, write
+
+REQUIRED = {"return_of_each_seed": 700, "minutes_of_training": 10}
+
+
+def one(seed: int, episodes: int) -> dict[str, Any]:
+    """Train, or find trained, and evaluate the last checkpoint."""
+    script = ["scripts/quickstart.py", "--seed", str(seed)]
+    subprocess.run([sys.executable, *script], cwd=ROOT, check=True)
+    run = ROOT / "runs" / f"quickstart-seed{seed}"
+    rows, _ = read_rows(run / "eval.csv")
+    score = forethought.evaluate(run, episodes=episodes)
+    chance = forethought.evaluate(run, policy="random", episodes=episodes)
+    return {
+        "seed": seed,
+        "return_mean": score.mean,
+        "returns": list(score.returns),
+        "random_return_mean": chance.mean,
+        "random_returns": list(chance.returns),
+        "minutes_of_training": float(rows[-1]["wall_s"]) / 60,
+        "agent_steps": int(rows[-1]["agent_steps"]),
+        "curve": [[float(row["env_frames"]), float(row["return_mean"])] for row in rows],
+        "commit": RunDirectory.open(run).run_json.get("git_commit"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--episodes", type=int, default=10)
+    options = parser.parse_args()
+    runs = [one(seed, options.episodes) for seed in options.seeds]
+    for run in runs:
+        print(
+            f"seed {run['seed']}: {run['return_mean']:.1f} (random play "
+            f"{run['random_return_mean']:.1f}) after {run['minutes_of_training']:.1f} minutes"
+        )
+    result = {
+        "task": "dmc:cartpole-swingup",
+        "presets": ["tdmpc2_small", "quickstart"],
+        "required": REQUIRED,
+        "return_mean": statistics.mean(run["return_mean"] for run in runs),
+        "random_return_mean": statistics.mean(run["random_return_mean"] for run in runs),
+        "runs": runs,
+    }
+    path: Path = write("quickstart", result)
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()
