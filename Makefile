@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # One thread per process: on a few cores, idle OpenMP threads that spin cost more than they give.
 ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help setup quickstart test lint type bench learn resume-check faults faults-beside-sb3 clean
+.PHONY: help setup quickstart test lint type bench learn ablation resume-check faults faults-beside-sb3 clean
 .DEFAULT_GOAL := help
 SEED ?= 1
 QUICK := $(if $(wildcard $(STAMP)),$(VENV),.venv-quickstart)
@@ -50,6 +50,9 @@ bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
 
 learn: setup  ## the learning runs behind docs/results (hours)
 	$(PY) benchmarks/learning.py
+
+ablation: setup  ## do auxiliary discounts help? 30 runs, resumable (hours)
+	$(ENV) $(PY) benchmarks/multi_gamma_ablation.py
 
 resume-check: setup  ## kill runs with -9, resume them, compare bit for bit
 	$(ENV) $(PY) scripts/faults/exact_resume.py
