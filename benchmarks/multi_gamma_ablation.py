@@ -57,13 +57,13 @@ def learn(task: str, variant: str, seed: int, options: argparse.Namespace) -> di
             "--eval.every_agent_steps", str(options.eval_every),
             "--eval.episodes", str(options.eval_episodes), "--out", str(run), log=log,
         )  # fmt: skip
-    return facts_of(run, options.episodes) | {"task": task, "variant": variant, "seed": seed}
+    return facts_of(run, options) | {"task": task, "variant": variant, "seed": seed}
 
 
-def facts_of(run: Path, episodes: int) -> dict[str, Any]:
+def facts_of(run: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Curve, final return, auxiliary errors over time, cost of a finished run."""
     directory = RunDirectory.open(run)
-    final = final_evaluation(run, episodes)
+    final = final_evaluation(run, options.episodes, options.steps)
     about = directory.run_json
     points = [[0.0, about["random_score"]], *curve(run)]
     rows, _ = read_rows(directory.train_csv)
@@ -84,12 +84,12 @@ def facts_of(run: Path, episodes: int) -> dict[str, Any]:
     }
 
 
-def final_evaluation(run: Path, episodes: int) -> dict[str, Any]:
+def final_evaluation(run: Path, episodes: int, steps: int) -> dict[str, Any]:
     """Of the last checkpoint, once: kept beside the run."""
     kept = run.parent / f"{run.name}-final.json"
     if kept.exists():
         found: dict[str, Any] = read_json(kept)
-        if len(found["returns"]) == episodes:
+        if (len(found["returns"]), found["checkpoint_step"]) == (episodes, steps):
             return found
     text = forethought(
         "evaluate", str(run), "--checkpoint", "latest", "--episodes", str(episodes), "--json"

@@ -213,8 +213,9 @@ def test_phase_1_wrong_types_are_named(text: Any, sentence: str) -> None:
     assert str(caught.value) == f"agent.multi_gamma.{sentence}"
 
 
-def test_phase_1_flags_and_files_say_the_same_and_round_trip() -> None:
-    tokens = ["--agent.multi_gamma.enabled", "--agent.multi_gamma.gammas", "primary", "0.97"]
+@pytest.mark.parametrize("values", [["primary", "0.97"], ["[primary, 0.97]"]])
+def test_phase_1_flags_and_files_say_the_same_and_round_trip(values: list[str]) -> None:
+    tokens = ["--agent.multi_gamma.enabled", "--agent.multi_gamma.gammas", *values]
     types, _ = flags.select(tokens, TDMPC2Config, {})
     _, given = flags.read(tokens, types)
     config = built(flags.nested(given))
