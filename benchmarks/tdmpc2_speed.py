@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import gymnasium
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from forethought import presets
 from forethought.agents.tdmpc2.agent import TDMPC2
 from forethought.agents.tdmpc2.config import ModelConfig, TDMPC2Config
+from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.config import EpisodeReplayConfig, build_run_config
 from forethought.replay import Batch
 from forethought.seeding import Streams
@@ -35,6 +37,8 @@ from results import median_p10, write
 GFLOP = {5: {"plan": 31.7, "update": 29.0}, 1: {"plan": 12.2, "update": 8.4}}
 """Least work in matrix products, from the shapes of cheetah-run (17 observations, 6 actions)."""
 TARGET = {5: {"plan": 1.6, "update": 1.8}}
+AUXILIARY = {"two": (0.97, 0.995), "five": (0.9, 0.95, 0.97, 0.995, 0.999)}
+"""Auxiliary discounts whose cost is measured; five may cost 15 percent of an update."""
 OBS, ACTION = 17, 6
 
 
@@ -166,6 +170,59 @@ def measure(size: int, rounds: int, compile_: str) -> dict[str, Any]:
     return {"summary": summary, "rounds": rows}
 
 
+def auxiliary_overhead(
+    config: TDMPC2Config, gammas: dict[str, tuple[float, ...]], rounds: int
+) -> dict[str, Any]:
+    """What auxiliary discounts add to an update: each variant beside the baseline in each round.
+
+    The order rotates from round to round, so that none always comes after the same other.
+    """
+    configs = {"none": config} | {
+        name: replace(config, multi_gamma=MultiGammaConfig(True, ("primary", *values)))
+        for name, values in gammas.items()
+        if values
+    }
+    agents = {name: make_agent(variant) for name, variant in configs.items()}
+    work = {name: work_of(agent)["update"] for name, agent in agents.items()}
+    rows, order = [], list(work)
+    for _ in range(rounds):
+        rows.append({name: seconds(work[name]) * 1e3 for name in order})
+        order = order[1:] + order[:1]
+    total = agents["none"].log_architecture()["total"]
+    result = {}
+    for name, agent in agents.items():
+        ratio, ratio_p10 = median_p10([row[name] / row["none"] for row in rows])
+        ms, ms_p10 = median_p10([row[name] for row in rows])
+        parameters = agent.log_architecture().get("aux_value", 0)
+        result[name] = {
+            "gammas": list(gammas.get(name, ())),
+            "ms_median": ms,
+            "ms_p10": ms_p10,
+            "overhead_percent": 100 * (ratio - 1),
+            "overhead_percent_p10": 100 * (ratio_p10 - 1),
+            "parameters": parameters,
+            "parameters_percent": 100 * parameters / total,
+            "bytes_in_training": 16 * parameters,  # float32 weight, gradient, Adam's two moments
+        }
+        print(
+            f"  {name:5s} update {ms:6.1f} ms, {100 * (ratio - 1):+5.1f} percent; "
+            f"{parameters:,} parameters ({100 * parameters / total:.1f} percent)"
+        )
+    return result
+
+
+def measure_auxiliary(rounds: int, compile_: str) -> dict[str, Any]:
+    """At size 5 with all threads, and in the small preset on one core."""
+    print("auxiliary discounts, size 5 (target for five: 15 percent)")
+    large = auxiliary_overhead(official(5, compile_), AUXILIARY, rounds)
+    print("auxiliary discounts, tdmpc2_small, one core")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    small_ = auxiliary_overhead(small(), AUXILIARY, rounds)
+    torch.set_num_threads(threads)
+    return {"size_5": large, "small": small_, "target_percent_of_five": 15}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--sizes", type=int, nargs="+", default=[5, 1], choices=sorted(GFLOP))
@@ -175,6 +232,7 @@ def main() -> None:
     keep_freed_memory()  # as every training run does
     sizes = {str(s): measure(s, options.rounds, options.compile) for s in options.sizes}
     result = {"compile": options.compile, "sizes": sizes, "small": measure_small(options.rounds)}
+    result["auxiliary"] = measure_auxiliary(options.rounds, options.compile)
     name = "tdmpc2_speed" if options.compile == "kernels" else "tdmpc2_speed_eager"
     print(f"written: {write(name, result)}")
 

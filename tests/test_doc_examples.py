@@ -424,6 +424,7 @@ def value_of(config, key):
     if name == "iterations":
         return inner.iterations_for(6)
     value = getattr(inner, name)
+    value = list(value) if isinstance(value, tuple) else value
     return getattr(value, "kind", value)
 
 

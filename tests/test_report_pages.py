@@ -238,6 +238,16 @@ def test_a_group_is_named_after_the_preset_that_it_has(tmp_path):
     assert list(collect([tmp_path]).methods) == ["tdmpc2_small"]
 
 
+def test_a_preset_that_only_turns_something_off_names_no_method(tmp_path):
+    """multi_gamma_a0 is part of every run without auxiliary discounts."""
+    from forethought.agents.registry import config_class
+    from forethought.config import build_run_config, to_dict
+
+    config = to_dict(build_run_config("tdmpc2", TASK, config_class("tdmpc2"), []))
+    make_run(tmp_path / "a", {100: 10.0}, agent="tdmpc2", config=config)
+    assert list(collect([tmp_path]).methods) == ["tdmpc2"]
+
+
 def test_the_same_seed_twice_counts_once_the_newer(tmp_path):
     make_run(tmp_path / "new", {100: 20.0}).update(created_utc="2026-02-02")
     make_run(tmp_path / "old", {100: 10.0}).update(created_utc="2026-01-01")

@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeVar, Union
 
 T = TypeVar("T")
@@ -473,14 +474,15 @@ def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, A
     earlier ones (a preset's planner, when a flag turns planning off); set in that layer or after
     it, it stays and is refused.
 
-    An agent's configuration says in `idle` which of its keys that are: by switch and its value.
+    An agent's configuration says in `idle` which of its keys that are: by switch (dotted, where it
+    stands in a group) and its value.
     """
     idle: Mapping[tuple[str, Any], Iterable[str]] = getattr(agent_class, "idle", {})
     merged: dict[str, Any] = {}
     for override in layers:
         agent = override.get("agent")
         for (switch, value), keys in idle.items():
-            if isinstance(agent, Mapping) and agent.get(switch, not value) == value:
+            if _inside(agent, switch, not value) == value:
                 for key in keys:
                     _drop(merged.get("agent"), key)
         merged = layer(merged, override)
@@ -490,14 +492,32 @@ def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, A
 def refuse_idle(config: Any, where: str) -> None:
     """A key that has no effect while its switch stands as it does must have its default value."""
     off = {key: switch for switch, keys in config.idle.items() for key in keys}
-    off = {k: (name, value) for k, (name, value) in off.items() if getattr(config, name) is value}
+    off = {k: (name, v) for k, (name, v) in off.items() if attrgetter(name)(config) is v}
     if not off:
         return
-    own, default = flatten(to_dict(config)), flatten(to_dict(type(config)()))
+    own, default = flatten(to_dict(config)), flatten(_defaults(type(config)))
     for key, (name, value) in off.items():
         for path in [p for p in own if p == key or p.startswith(f"{key}.")]:
             rule = f"left out: it has no effect while {where}.{name} is {str(value).lower()}"
             require(own[path] == default[path], f"{where}.{path}", own[path], rule)
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    """What `to_dict` gives for an instance without arguments; none is made, so no rule runs."""
+    absent = dataclasses.MISSING
+    return {
+        f.name: _plain(f.default if f.default_factory is absent else f.default_factory())
+        for f in dataclasses.fields(cls)
+    }
+
+
+def _inside(data: Any, key: str, missing: Any) -> Any:
+    """The value of a dotted key, or `missing`."""
+    for part in key.split("."):
+        if not isinstance(data, Mapping) or part not in data:
+            return missing
+        data = data[part]
+    return data
 
 
 def _drop(data: Any, key: str) -> None:

@@ -110,6 +110,25 @@ def test_case_22_a_typo_in_a_key_names_the_nearest(refused, empty_folder, flag, 
     )
 
 
+@early
+def test_case_22_a_first_gamma_that_is_not_the_primary_one_that_was_set(refused):
+    flags = ["--agent.gamma", "0.9", "--agent.multi_gamma.enabled"]
+    assert refused(*train(*flags, "--agent.multi_gamma.gammas", "0.99", "0.97")) == (
+        "agent.multi_gamma.gammas[0] is 0.99, but must be primary or 0.9, which is agent.gamma."
+    )
+
+
+def test_case_22_a_first_gamma_that_is_not_the_primary_one_of_the_task(refused, monkeypatch):
+    """50 decisions give 0.95; known once the task is, before a network or replay is made."""
+    monkeypatch.setattr("forethought.agents.tdmpc2.agent.WorldModel", None)
+    monkeypatch.setattr("forethought.agents.tdmpc2.agent.Replay", None)
+    flags = ["--agent.multi_gamma.enabled", "--agent.multi_gamma.gammas", "0.99", "0.97"]
+    assert refused(*train(*flags)) == (
+        "agent.multi_gamma.gammas[0] is 0.99, but must be primary or 0.95, the discount of "
+        "gym:Pendulum-v1."
+    )
+
+
 # -- keys without effect ---------------------------------------------------------------------------
 
 

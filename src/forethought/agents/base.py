@@ -148,6 +148,13 @@ class Agent(ABC):
     def log_architecture(self) -> dict[str, int]:
         """Parameters per part, and their `total`."""
 
+    def snapshots(self, agent_steps: int) -> dict[str, Json]:
+        """What an evaluation leaves behind as snapshots/<name>-<agent_steps>.json, by name.
+
+        It must not change the future: random numbers come from streams of its own.
+        """
+        return {}
+
     def diagnostics(self) -> tuple[Json, Tensors]:
         """What helps to find why the last update was not finite, and the tensors of its batch.
 
@@ -175,7 +182,7 @@ class Agent(ABC):
             replay_json, parts["replay.safetensors"] = self._replay.state(whole=True)
             json = json | {"replay": replay_json}
         needed = sum(map(files.tensor_bytes, parts.values())) + len(files.json_text(json))
-        with files.publish(Path(path), self.origin(), needed) as folder:
+        with files.publish(Path(path), self.origin() | self.facts(), needed) as folder:
             for name, part in parts.items():
                 files.save_tensors(folder / name, part)
             files.write_json(folder / "agent.json", json)
@@ -198,6 +205,10 @@ class Agent(ABC):
     def origin(self) -> Json:
         """Who writes a file and for what, for its manifest."""
         return {"agent": self.name, "task": self.spec.task, **self.spec.shapes}
+
+    def facts(self) -> Json:
+        """What else a file's manifest tells of its writer, for people and for `check_origin`."""
+        return {}
 
     def check_origin(self, path: Path, meta: Json) -> None:
         """Refuse the file of another agent or of other shapes; say when the task is another."""

@@ -121,7 +121,9 @@ def _value(annotation: Any, texts: list[str]) -> Any:
     if type(None) in members and [text.lower() for text in texts] in (["none"], ["null"]):
         return None
     if _is_list(annotation):
-        return [parse_scalar(text) for text in texts]
+        items = [parse_scalar(text) for text in texts]
+        whole = len(items) == 1 and isinstance(items[0], list)  # '[0.9, 0.97]', as in a file
+        return items[0] if whole else items
     wants_text = any(member is str or isinstance(member, str) for member in members)
     return texts[0] if wants_text else parse_scalar(texts[0])
 

@@ -197,10 +197,15 @@ class Replay:
         """Whether `sample(batch)` works: one valid slice is enough, draws are with replacement."""
         return batch >= 1 and self._sampler.count > 0
 
-    def sample(self, batch: int) -> Batch:
-        """Draw `batch` slices of `slice_rows` rows each."""
+    def sample(self, batch: int, stream: np.random.Generator | None = None) -> Batch:
+        """Draw `batch` slices of `slice_rows` rows each.
+
+        With a `stream` of its own it is a look from outside, which training does not notice.
+        """
         storage, rows = self._storage, self.row_spec
-        self._drawn = streams, starts = self._sampler.draw(batch, self._stream)  # [B], [B]
+        streams, starts = self._sampler.draw(batch, stream or self._stream)  # [B], [B]
+        if stream is None:
+            self._drawn = streams, starts
         slots = starts % storage.capacity + self._offsets  # [L, B]
         slots -= storage.capacity * (slots >= storage.capacity)
         slots += streams * storage.capacity

@@ -105,7 +105,8 @@ def differing_keys(methods: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _preset(method: Mapping[str, Any]) -> str:
     """The preset whose values for the agent all are the method's, or else the agent's name."""
-    agent, best, size = str(method["agent_name"]), "", 0
+    agent, best = str(method["agent_name"]), ""
+    size = 1  # one value alone, such as a switch that is off, names no method
     for name in presets.names():
         try:
             layer = flatten(presets.for_agent(name, agent))

@@ -72,7 +72,7 @@ class Checkpoints:
             "eval_score": score,
             "replay_blocks": block_hashes(replay_json),
         }
-        meta |= agent.origin()
+        meta |= agent.origin() | agent.facts()
         if self.config is not None:
             meta |= {"config": self.config, "config_sha256": config_hash(self.config)}
         sizes = {

@@ -21,7 +21,7 @@ from forethought.tracking import RunDirectory, Sink, Tracker
 from forethought.training.build import Parts, seed_phase
 from forethought.training.checkpoint import Checkpoints, State
 from forethought.training.collect import Collector
-from forethought.training.dump import DUMPS, keep_first_and_newest, write_dump
+from forethought.training.dump import DUMPS, keep_first_and_newest, readable, write_dump
 from forethought.training.evaluate import EvalResult, Evaluator
 from forethought.training.gates import Alarm, Gates
 from forethought.training.signals import Stop
@@ -112,11 +112,20 @@ class Trainer:
         best = self.gates.best_score is None or result.mean > self.gates.best_score
         self.tracker.evaluation({"evaluation_index": index, **result.row()})
         self._tell_failures(result)
+        self._keep_snapshots()
         self._sound(self.gates.after_evaluation(result.mean))
         if self.evaluator.recorded is not None:
             polls = {"stop": lambda: bool(stop), "on_step": lambda: self.tracker.tick("filming")}
             self.videos.film(self.evaluator.recorded, result, self.clock.agent_steps, polls)
         return best
+
+    def _keep_snapshots(self) -> None:
+        """Writes down what the agent wants to be seen of it at this evaluation."""
+        folder, steps = self.run.path / "snapshots", self.clock.agent_steps
+        for name, data in self.agent.snapshots(steps).items():
+            with self._going_on(f"The snapshot {name}"):
+                folder.mkdir(exist_ok=True)
+                files.write_json(folder / f"{name}-{steps}.json", readable(data))
 
     def play_randomly(self, stop: Stop) -> None:
         """The score of random play, once per run: the gates' anchor, every report's yardstick."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from forethought.agents.base import Agent, Json, Metrics, Tensors
+from forethought.agents.tdmpc2 import discounts
 from forethought.agents.tdmpc2.act import ActState, decide
 from forethought.agents.tdmpc2.config import CosineRate, LinearRate, TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
@@ -31,8 +33,10 @@ from forethought.spaces.spec import EnvSpec
 
 PLAN_METRICS = ("plan_value_max", "plan_value_mean", "plan_value_std", "plan_std_mean")
 """Of the elites in a plan's last iteration, and of the first action's distribution."""
-PARTS = ("encoder", "dynamics", "reward", "termination", "q")
+PARTS = ("encoder", "dynamics", "reward", "termination", "q", "aux_value")
 """What the model's optimiser owns; the policy has its own."""
+RATE_OF = {"aux_value": "q"}
+"""Parts that learn at the rate of another."""
 
 
 class TDMPC2(Agent):
@@ -54,6 +58,8 @@ class TDMPC2(Agent):
     ) -> None:
         obs_dim, action_dim = check_spaces(spec)
         autocast(config.precision, device)  # refuses before anything is built
+        gamma = discount(config, spec)
+        aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
         super().__init__(
             spec,
             config,
@@ -63,10 +69,13 @@ class TDMPC2(Agent):
             num_envs=num_envs,
             for_acting=for_acting,
         )
-        self.gamma = discount(config, spec)
+        self.gamma = gamma
         self.episodic = spec.terminates if config.episodic is None else config.episodic
         # Weights are drawn where every machine draws the same, then moved.
         self.model = WorldModel(obs_dim, action_dim, config, self.episodic, streams.torch("init"))
+        if aux_gammas:
+            self.model.aux_value = discounts.make_heads(config, aux_gammas)
+            self.notes += (self.model.aux_value.describe(gamma),)
         self.model.to(device)
         if config.compile == "kernels":
             kernels, note = native_kernels(device)
@@ -75,8 +84,10 @@ class TDMPC2(Agent):
                 use_kernels(self.model, kernels)
         extra = ("termination_loss",) if self.episodic else ()
         self.metric_names = METRICS + extra + (PLAN_METRICS if config.mpc else ())
+        self.metric_names += discounts.metric_names(aux_gammas)
         self.updates = 0
         if not for_acting:
+            config.multi_gamma.warn_of_nothing(gamma, aux_gammas)
             self.update_stream = streams.torch("update", device=device)
             self.schedule = rate_schedule(config)
             self.learner = self._make_learner()
@@ -86,7 +97,8 @@ class TDMPC2(Agent):
         by_rate: dict[float, list[nn.Parameter]] = {}  # parts with one rate are one step
         for name in PARTS:
             if (part := getattr(model, name)) is not None:
-                by_rate.setdefault(getattr(rates, name), []).extend(part.parameters())
+                rate = getattr(rates, RATE_OF.get(name, name))
+                by_rate.setdefault(rate, []).extend(part.parameters())
         groups = [{"params": params, "base_lr": rate} for rate, params in by_rate.items()]
         policy = [{"params": list(model.policy.parameters()), "base_lr": rates.policy}]
         return Learner(
@@ -164,11 +176,11 @@ class TDMPC2(Agent):
                 seen.setdefault(name, []).append(value)  # a skipped update lacks some
         return {name: sum(values) / len(values) for name, values in seen.items()}
 
-    def draw_noise(self) -> UpdateNoise:
-        """The random numbers of the next update."""
+    def draw_noise(self, stream: torch.Generator | None = None) -> UpdateNoise:
+        """The random numbers of the next update, or of a look from outside with its own stream."""
         config, size = self.config, self.config.model.resolved
         return draw_update_noise(
-            self.update_stream,
+            stream or self.update_stream,
             horizon=config.horizon,
             batch=config.batch_size,
             action_dim=self.model.action_dim,
@@ -182,9 +194,29 @@ class TDMPC2(Agent):
         self._set_rates()
         self.updates += 1
         self.last_batch = batch
-        tensors = TensorBatch(batch.obs.float(), batch.action, batch.reward, batch.terminated)
         with autocast(self.config.precision, self.device):
-            return self.learner.update(tensors, noise)
+            return self.learner.update(self._tensors(batch), noise)
+
+    def _tensors(self, batch: Batch) -> TensorBatch:
+        return TensorBatch(batch.obs.float(), batch.action, batch.reward, batch.terminated)
+
+    def snapshots(self, agent_steps: int) -> dict[str, Json]:
+        """What the auxiliary values predict on slices of replay, and what they should."""
+        if self.learner.auxiliary is None or not self.replay.can_sample():
+            return {}
+        name = "snapshot"
+        batch = self.replay.sample(self.config.batch_size, self.streams.numpy(name, agent_steps))
+        noise = self.draw_noise(self.streams.torch(name, agent_steps, device=self.device))
+        tensors = self._tensors(batch)
+        with torch.no_grad(), autocast(self.config.precision, self.device):
+            _, _, value = self.learner.targets(tensors, noise)  # [T, B]
+            z0 = self.model.encode(tensors.obs[0])  # [B, Z]
+            zs = self.model.rollout_dynamics_multi_step(z0, tensors.action).latents  # [T+1, B, Z]
+            shown = discounts.snapshot(
+                self.learner.auxiliary, zs[:-1], tensors.reward, tensors.terminated, value
+            )
+        about = {"agent_steps": agent_steps, "updates": self.updates, "primary_gamma": self.gamma}
+        return {"multi_gamma": about | shown}
 
     def _set_rates(self) -> None:
         factor = self.schedule.value(self.updates)
@@ -222,6 +254,14 @@ class TDMPC2(Agent):
         return counts | {"total": sum(counts.values())}
 
     # ---- saving ----
+
+    def facts(self) -> Json:
+        heads = self.model.aux_value
+        return {} if heads is None else {"multi_gamma": heads.facts(self.gamma)}
+
+    def check_origin(self, path: Path, meta: Json) -> None:
+        super().check_origin(path, meta)
+        discounts.check_same_gammas(path, meta, self.facts())
 
     def state(self) -> tuple[Json, Tensors]:
         names = _names(self.model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.config import refuse_idle, require
 
 
@@ -251,6 +252,9 @@ class TDMPC2Config:
     idle: ClassVar[dict[tuple[str, Any], tuple[str, ...]]] = {
         ("mpc", False): ("planner",),
         ("episodic", False): ("lr.termination", "termination_coef"),
+        ("multi_gamma.enabled", False): tuple(
+            f"multi_gamma.{name}" for name in vars(MultiGammaConfig()) if name != "enabled"
+        ),
     }
     """Keys without effect while a switch has a value."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -260,6 +264,7 @@ class TDMPC2Config:
     """How the learning rates change over updates."""
     returns: OneStep | NStep | TDLambda = field(default_factory=OneStep)
     """How value targets are built from a slice."""
+    multi_gamma: MultiGammaConfig = field(default_factory=MultiGammaConfig)
     mpc: bool = True
     """Plan each action; off: the policy acts alone."""
     horizon: int = 3
@@ -332,6 +337,8 @@ class TDMPC2Config:
             f"below agent.log_std_max ({self.log_std_max})",
         )
         refuse_idle(self, "agent")
+        if self.gamma is not None:
+            self.multi_gamma.check_primary(self.gamma, "which is agent.gamma")
         if isinstance(self.returns, NStep):
             require(
                 self.returns.n <= self.horizon,

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forethought.agents.tdmpc2.config import TDMPC2Config
+from forethought.agents.tdmpc2.discounts import AuxiliaryValues
 from forethought.config import ForethoughtError
 from forethought.maths import TwoHot
 from forethought.nets.init import trunc_normal_linears, zero_last_weight
@@ -153,6 +154,7 @@ class WorldModel(nn.Module):
         for head in (self.reward, *self.q):
             zero_last_weight(head)
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
+        self.aux_value: AuxiliaryValues | None = None
 
     def encode(self, obs: Tensor) -> Tensor:
         """z = h(x): [B, O] -> [B, Z]."""

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forethought.agents.tdmpc2.config import NStep, TDLambda, TDMPC2Config
+from forethought.agents.tdmpc2.discounts import AuxiliaryLoss
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise
 from forethought.maths import RunningScale, lambda_returns, n_step_returns, one_step_returns
@@ -43,7 +44,8 @@ METRICS = (
     "lr",
     "nonfinite",
 )
-"""Keys of every update's metrics; episodic tasks add `termination_loss`."""
+"""Keys of every update's metrics; episodic tasks add `termination_loss`, auxiliary discounts those
+of `discounts.metric_names`."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Learner:
             dtype=weight.dtype,
             device=weight.device,
         )
+        self.auxiliary = AuxiliaryLoss.of(model, self.rho)
         policy = set(model.policy.parameters())
         target = set(model.target_q.parameters())
         self.model_parameters = [p for p in model.parameters() if p not in policy | target]
@@ -85,8 +88,8 @@ class Learner:
 
         A step whose loss or gradient is not finite is left out and reported as `nonfinite`.
         """
-        next_z, y = self.targets(batch, noise)
-        losses, zs = self.model_losses(batch, next_z, y, noise)
+        next_z, y, value = self.targets(batch, noise)
+        losses, zs = self.model_losses(batch, next_z, y, value, noise)
         total = losses["total_loss"]
         self.optimiser.zero_grad(set_to_none=True)
         total.backward()  # type: ignore[no-untyped-call]
@@ -105,8 +108,8 @@ class Learner:
         return metrics
 
     @torch.no_grad()
-    def targets(self, batch: TensorBatch, noise: UpdateNoise) -> tuple[Tensor, Tensor]:
-        """The latents to predict [T, B, Z] and the values to predict [T, B]."""
+    def targets(self, batch: TensorBatch, noise: UpdateNoise) -> tuple[Tensor, Tensor, Tensor]:
+        """The latents to predict [T, B, Z], the values to predict [T, B] and V(x_{t+1}) [T, B]."""
         model, config = self.model, self.config
         next_z = model.encode(batch.obs[1:])  # [T, B, Z]
         a = model.policy_action(next_z, noise.target_policy)  # [T, B, A]
@@ -119,12 +122,15 @@ class Learner:
                 y = lambda_returns(*returns, lam)
             case _:
                 y = one_step_returns(*returns)
-        return next_z, y
+        return next_z, y, value
 
     def model_losses(
-        self, batch: TensorBatch, next_z: Tensor, y: Tensor, noise: UpdateNoise
+        self, batch: TensorBatch, next_z: Tensor, y: Tensor, value: Tensor, noise: UpdateNoise
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Consistency, reward, value and termination losses, and the imagined latents."""
+        """Consistency, reward, value and termination losses, and the imagined latents.
+
+        Auxiliary values, where there are any, bootstrap from the primary one's own `value`.
+        """
         model, config, two_hot = self.model, self.config, self.model.two_hot
         z = model.encode(batch.obs[0])  # [B, Z]
         latents = [z]
@@ -140,18 +146,22 @@ class Learner:
         q_logits = model.q(flat_z, flat_a, keep=noise.value_keep)
         q_logits = q_logits.unflatten(1, y.shape)  # [num_q, T, B, K]
         ce = two_hot.cross_entropy(q_logits, y.expand(q_logits.shape[:-1]))  # [num_q, T, B]
-        value = self.over_time(ce.mean(0))
+        value_loss = self.over_time(ce.mean(0))
         total = (
             config.consistency_coef * consistency
             + config.reward_coef * reward
-            + config.value_coef * value
+            + config.value_coef * value_loss
         )
-        losses = {"consistency_loss": consistency, "reward_loss": reward, "value_loss": value}
+        losses = {"consistency_loss": consistency, "reward_loss": reward, "value_loss": value_loss}
         if model.termination is not None:
             predicted = model.termination(after).squeeze(-1)  # [T, B]
             ending = F.binary_cross_entropy_with_logits(predicted, batch.terminated)
             losses["termination_loss"] = ending
             total = total + config.termination_coef * ending
+        if self.auxiliary is not None:
+            aux, seen = self.auxiliary(before, batch.reward, batch.terminated, value)
+            losses |= seen
+            total = total + aux
         with torch.no_grad():
             losses["td_error_abs"] = (model.decode(q_logits[0]) - y).abs().mean()
         return losses | {"total_loss": total}, torch.stack([z.detach() for z in latents])
