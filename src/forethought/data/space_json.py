@@ -90,7 +90,7 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
 def _bound_to_json(bound: NDArray[Any]) -> Any:
     values = bound.astype(np.float64) if bound.dtype.kind == "f" else bound
     if values.size and (values == values.flat[0]).all():
-        values = values.flat[0]
+        return _without_infinity(values.flat[0].item())
     return _without_infinity(values.tolist())
 
 
