@@ -63,8 +63,8 @@ def map_column(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDAr
     """A .npy file of exactly this type and shape, read-only and not read yet.
 
     Nothing is copied: what is touched comes from the disk, or from what the system keeps of it.
-    torch maps it and not Python's mmap, which would keep a file open per column: a large dataset has
-    more columns than a process may have open files.
+    torch maps it and not Python's mmap, which would keep a file open per column: the columns of a
+    large dataset may be more than a process can have open.
     """
     with open_regular(path) as file:
         _check_header(path, file, dtype, shape)
