@@ -6,7 +6,7 @@ files, one from the same rows copied into main memory, so that a busy machine sl
 is 90 percent of the speed from memory. The first updates are drawn from files that the system was
 told to forget, and counted apart (`cold`).
 
-    python benchmarks/offline_speed.py [--rows 10000000] [--rounds 200]
+    python benchmarks/offline_speed.py [--rows 10000000] [--rounds 100]
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def measure(path: Path, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--rounds", type=int, default=200, help="updates per side")
+    parser.add_argument("--rounds", type=int, default=100, help="updates per side")
     options = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
