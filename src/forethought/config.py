@@ -76,7 +76,7 @@ class EnvConfig:
     """The environments that the agent trains and is evaluated in."""
 
     num_envs: int = 1
-    """Environments stepped together."""
+    """Environments stepped together; of several tasks (multi:), so many of each."""
     workers: bool = False
     """Each environment in its own process."""
     action_repeat: int | None = None
@@ -187,7 +187,7 @@ class EvalConfig:
     every_agent_steps: int = 25_000
     """Agent steps between evaluations; 0 evaluates only at the end."""
     episodes: int = 10
-    """Episodes per evaluation."""
+    """Episodes per evaluation; of several tasks (multi:), so many of each."""
     video_every_evaluations: int = 0
     """Film the first episode of the first evaluation and of every n-th after it, into videos/;
     0 films none. It is played again for that, so nothing else changes."""

@@ -76,7 +76,7 @@ def build_parts(config: RunConfig) -> Parts:
             config.replay,
             streams=streams,
             device=device,
-            num_envs=config.env.num_envs,
+            num_envs=env.num_envs,
         )
         _ = agent.replay  # made now: a ring that does not fit is refused before work begins
     except BaseException:
@@ -133,13 +133,14 @@ def load_agent(
     if changes:
         text = "; ".join(changes)
         log.warning("config.yaml has changed since %s was written: %s.", folder.name, text)
+    spec = task_spec(config.task, config.env)
     agent = registry.agent_class(config.agent_name)(
-        task_spec(config.task, config.env),
+        spec,
         config.agent,
         config.replay,
         streams=Streams(config.seed),
         device=resolve_device(device),
-        num_envs=config.env.num_envs,
+        num_envs=config.env.num_envs * max(1, len(spec.tasks)),
         for_acting=for_acting,
     )
     agent.load(folder, run.replay)

@@ -16,6 +16,7 @@ from typing import Any
 from forethought import files
 from forethought.clock import Clock, Every, UpdateBudget
 from forethought.config import RunConfig, to_dict
+from forethought.envs.multi import task_names
 from forethought.files import FileError, reach
 from forethought.tracking import RunDirectory, Sink, Tracker
 from forethought.training.build import Parts, seed_phase
@@ -44,7 +45,8 @@ class Trainer:
         self.budget = UpdateBudget(
             config.train.updates_per_agent_step, seed_agent_steps, seed_updates
         )
-        self.tracker = Tracker(run, sinks, self.clock, self.agent.metric_names)
+        names = task_names(spec)
+        self.tracker = Tracker(run, sinks, self.clock, self.agent.metric_names, tasks=names)
         self.collector = Collector(parts, self.clock, self.tracker, seed_agent_steps, config.env)
         self.evaluator = Evaluator(config.task, config.env, parts.streams, config.eval.episodes)
         self.videos = EvaluationVideos(config, self.tracker)
