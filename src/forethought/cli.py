@@ -250,6 +250,12 @@ def _summary(result: EvalResult) -> str:
     lines = [f"{result.task}, {result.player}, {played} {'episode' if played == 1 else 'episodes'}"]
     shown = {key: value for key, value in found.items() if value is not None}
     lines += [f"  {key:<14}{value:>10.6g}" for key, value in shown.items()]
+    if result.tasks:
+        lines += ["", f"  {'':<32}{'return_mean':>12}{'normalised_score':>18}"]
+        for task, own in (*result.by_task().items(), ("all", result)):
+            score = own.normalised_score
+            told = "" if score is None else f"{score:.4g}"
+            lines.append(f"  {task:<32}{own.mean:>12.6g}{told:>18}")
     failures = list(dict.fromkeys(result.failures))
     lines += [f"Failed: {sentence}" for sentence in failures[:SHOWN_FAILURES]]
     if failures[SHOWN_FAILURES:]:

@@ -106,7 +106,7 @@ class PaddedEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         """`widths` are those of the common observation and action."""
         RecordConstructorArgs.__init__(self, number=number, widths=widths)
         gymnasium.Wrapper.__init__(self, env)
-        self._number = number
+        self._number, self._width = number, widths[0]
         obs, action = env.observation_space, env.action_space
         assert isinstance(obs, spaces.Box) and isinstance(action, spaces.Box)  # `joint_spec` says
         self._actions = action.shape[0]
@@ -136,7 +136,7 @@ class PaddedEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return self._padded(obs), reward, terminated, truncated, {**info, "task": self._number}
 
     def _padded(self, obs: Any) -> NDArray[np.float32]:
-        padded = np.zeros(self.observation_space.shape, np.float32)  # type: ignore[arg-type]
+        padded = np.zeros(self._width, np.float32)
         own = self.env.observation_space.shape
         if np.shape(obs) != own:
             raise ValueError(f"the observation has shape {np.shape(obs)}, but its space says {own}")

@@ -73,7 +73,9 @@ def make_single(
 def _make_member(shared: EnvSpec, *, render_mode: str | None, env_index: int) -> multi.MemberEnv:
     """Environment `env_index` of several tasks."""
     number = env_index % len(shared.tasks)
-    key, _, name = shared.tasks[number].task.partition(":")
+    task = shared.tasks[number].task
+    check_task(task)  # in a worker, this imports what registers it
+    key, _, name = task.partition(":")
     built = FAMILIES[key].build(name, render_mode)
     return multi.MemberEnv(built.env, shared, env_index, number)
 

@@ -174,7 +174,8 @@ class Collector:
 
     def _task_of(self, i: int) -> EnvSpec:
         """Which of several tasks environment i plays."""
-        return self.env.spec_for_agent.tasks[int(self.infos[i]["task"])]
+        spec: EnvSpec = self.env.spec_for_agent
+        return spec.tasks[int(self.infos[i]["task"])]
 
     def _see(self, i: int, obs: Any, info: Infos) -> None:
         """Takes an observation, and of the info the declared columns."""

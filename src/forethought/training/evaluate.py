@@ -104,7 +104,9 @@ class EvalResult:
         found = {}
         for task in dict.fromkeys(self.tasks):
             chosen = [i for i, name in enumerate(self.tasks) if name == task]
-            own = {name: tuple(getattr(self, name)[i] for i in chosen) for name in PER_EPISODE}
+            own: dict[str, Any] = {
+                name: tuple(getattr(self, name)[i] for i in chosen) for name in PER_EPISODE
+            }
             found[task] = replace(self, task=task, tasks=(), failures=(), **own)
         return found
 
