@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forethought import cli_data, presets
 from forethought import config as conf
-from forethought import presets
 from forethought.agents import registry
 from forethought.config import ConfigError, ForethoughtError
 from forethought.presets import flags, help
@@ -339,6 +339,10 @@ def _doctor(tokens: list[str]) -> int:
     return 0 if doctor.healthy(findings) else 1
 
 
+def _data(tokens: list[str]) -> int:
+    return cli_data.run(tokens, _playing)
+
+
 def _list(tokens: list[str]) -> int:
     what = ("agents", "tasks", "presets")
     if _wants_help(tokens):
@@ -366,6 +370,7 @@ VERBS = {
     "watch": Verb("RUN", "film the agent of a run, or show it in a window", _watch),
     "compare": Verb("RUN RUN...", "what differs between runs, or folders of runs", _compare),
     "report": Verb("RUN...", "a page of learning curves, beside published ones", _report),
+    "data": Verb("record|import|verify|describe", "datasets of recorded episodes", _data),
     "list": Verb("agents|tasks|presets", "show what there is", _list),
     "doctor": Verb("", "say what works on this machine, and what to install", _doctor),
 }

@@ -466,19 +466,24 @@ def verify(path: Path) -> Manifest:
     What the manifest does not name is nobody's business: it is never read.
     """
     manifest = read_manifest(path)
-    for name, expected in manifest.files.items():
-        file = path / name
-        if not os.path.lexists(file):
-            raise FileError(f"{file} is missing.")
-        if not file.parent.resolve().is_relative_to(path.resolve()):
-            raise FileError(f"{file} is a link, but a published file must be in its place.")
-        with open_regular(file) as opened:
-            size = os.fstat(opened.fileno()).st_size
-            if size != expected["bytes"]:
-                raise FileError(f"{file} has {size} bytes, but must have {expected['bytes']}.")
-            if hashlib.file_digest(opened, "sha256").hexdigest() != expected["sha256"]:
-                raise FileError(f"{file} is damaged: its sha256 does not fit the manifest.")
+    for name in manifest.files:
+        check_file(path, manifest, name)
     return manifest
+
+
+def check_file(path: Path, manifest: Manifest, name: str, *, content: bool = True) -> None:
+    """Check one file that the manifest names; without `content`, only its place and its size."""
+    expected, file = manifest.files[name], path / name
+    if not os.path.lexists(file):
+        raise FileError(f"{file} is missing.")
+    if not file.parent.resolve().is_relative_to(path.resolve()):
+        raise FileError(f"{file} is a link, but a published file must be in its place.")
+    with open_regular(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size != expected["bytes"]:
+            raise FileError(f"{file} has {size} bytes, but must have {expected['bytes']}.")
+        if content and hashlib.file_digest(opened, "sha256").hexdigest() != expected["sha256"]:
+            raise FileError(f"{file} is damaged: its sha256 does not fit the manifest.")
 
 
 def require_files(path: Path, manifest: Manifest, names: Iterable[str]) -> None:

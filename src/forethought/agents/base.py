@@ -20,6 +20,7 @@ from torch import Tensor
 
 from forethought import files
 from forethought.config import ForethoughtError, ReplayConfig
+from forethought.data import OfflineReplay
 from forethought.envs import VectorEnv
 from forethought.envs.episodes import Played, run_episodes
 from forethought.replay import Batch, Replay
@@ -59,7 +60,7 @@ class Agent(ABC):
         self.for_acting = for_acting
         self.last_batch: Batch | None = None
         """Of the last update, by reference: what a dump shows if it was not finite."""
-        self._replay: Replay | None = None
+        self._replay: Replay | OfflineReplay | None = None
         self._own_state: Any = None
         self._own_episode = 0  # of `act`: each has noise of its own
 
@@ -121,7 +122,7 @@ class Agent(ABC):
         """The replay that this agent learns from."""
 
     @property
-    def replay(self) -> Replay:
+    def replay(self) -> Replay | OfflineReplay:
         """Created on first use; a dataset with the same `sample` may take its place."""
         if self._replay is None:
             if self.for_acting:
@@ -133,7 +134,7 @@ class Agent(ABC):
         return self._replay
 
     @replay.setter
-    def replay(self, replay: Replay) -> None:
+    def replay(self, replay: Replay | OfflineReplay) -> None:
         self._replay = replay
 
     def store_transition(self, row: dict[str, Any], env_index: int = 0) -> None:

@@ -46,6 +46,16 @@ def check_fits(row_bytes: int, num_envs: int, capacity_rows: int, device: torch.
     )
 
 
+def check_dataset_fits(need: int) -> None:
+    """Refuse to copy a dataset into main memory that has no room for it."""
+    free = available_bytes(torch.device("cpu"))
+    if free is not None and need > HEADROOM * free:
+        raise ConfigError(
+            f"The dataset takes {words(need)} in main memory, of which {words(free)} are free: "
+            "leave it on the disk (mapped)."
+        )
+
+
 def _machine_bytes() -> int | None:
     """Free memory of the machine: what the kernel could hand out without swapping."""
     meminfo = Path("/proc/meminfo")

@@ -52,3 +52,17 @@ def rescale(action: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDAr
     low, high = low.astype(np.float64), high.astype(np.float64)
     scaled: NDArray[Any] = low + (inside + 1.0) * 0.5 * (high - low)
     return scaled.clip(low, high)
+
+
+def agent_action(space: gymnasium.Space[Any], action: Tree) -> Tree:
+    """The inverse of `native_action` for recorded actions, which may have leading axes; `action` is
+    nested in dicts, and what lies outside its bounds stays outside."""
+    members = subspaces(space)
+    if members is not None:
+        return {key: agent_action(member, action[key]) for key, member in members}
+    if not (isinstance(space, spaces.Box) and space.dtype.kind == "f" and space.is_bounded("both")):
+        return action
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    width = np.where(high > low, high - low, 1.0)  # a bound on both sides leaves no choice: 0
+    scaled = (np.asarray(action, np.float64) - low) / width * 2.0 - 1.0
+    return np.where(high > low, scaled, 0.0)

@@ -76,6 +76,11 @@ class Structure:
         _collect(space, "", leaves, ranges)
         return cls(tuple(leaves), ranges)
 
+    @property
+    def ranges(self) -> dict[str, tuple[Any, Any]]:
+        """Lowest and highest value by path, for leaves that have a bound."""
+        return dict(self._ranges)
+
     def zeros(self, leading_shape: tuple[int, ...] = ()) -> Tree:
         """A nested value of zeros with `leading_shape` before every leaf's shape."""
         return unflatten(
