@@ -173,7 +173,7 @@ def _train(tokens: list[str]) -> int:
     types, selected = flags.select(tokens, agent_class, base)
     types |= conf.field_types(TrainOptions)
     if _wants_help(tokens):
-        run = conf.build_run_config(agent_name, "TASK", agent_class, [selected])
+        run = conf.build_run_config(agent_name, "TASK", agent_class, [selected, {}])
         options = TrainOptions(tuple(named["preset"]), named["config"][-1] if file else None)
         return _show_help("train", f"{agent_name} TASK", [options, run])
 

@@ -82,7 +82,7 @@ class Tracker:
         """Close the interval: one row of train.csv, if any step was taken since the last."""
         for sink in self._sinks:
             sink.retry()
-        if clock.agent_steps == self._last_flush["agent_steps"] and self._metrics.empty:
+        if clock.position == self._last_flush[clock.unit] and self._metrics.empty:
             return
         now = {**clock.row(), "wall_s": self.wall_s}
         times = _times(self._last_flush, now)
@@ -111,7 +111,7 @@ class Tracker:
     def tick(self, phase: str = "") -> None:
         """Keep a live status alive between rows; cheap enough for every step and update."""
         for sink in self._sinks:
-            sink.progress(self._clock.agent_steps, phase)
+            sink.progress(self._clock.position, phase)
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the coming rows, JSON-able."""

@@ -60,6 +60,7 @@ class Collector:
         seed_agent_steps: int,
         config: EnvConfig,
     ) -> None:
+        assert parts.env is not None
         self.env, self.agent, self.streams = parts.env, parts.agent, parts.streams
         self.clock, self.tracker = clock, tracker
         self.seed_agent_steps = seed_agent_steps

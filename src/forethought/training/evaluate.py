@@ -27,6 +27,7 @@ from forethought.spaces import EnvSpec
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent, read_config
 from forethought.training.checkpoint import Checkpoints
+from forethought.training.contents import step_of
 from forethought.training.device import set_threads
 
 PARALLEL_ENVS = 10
@@ -357,7 +358,7 @@ def evaluate_target(
             return replace(evaluator.random(), run=place, seed=seed)
         # By its step from here on: a run in training may save a newer one meanwhile.
         folder, _ = Checkpoints(run).find(which)
-        step = int(files.read_manifest(folder).meta["agent_steps"])
+        step = step_of(files.read_manifest(folder).meta)
         agent = load_agent(target, checkpoint=str(step), device=device or "auto")
         result = evaluator.agent(agent, 0)
         return replace(result, run=place, checkpoint=which, checkpoint_step=step, seed=seed)

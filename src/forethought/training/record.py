@@ -20,6 +20,7 @@ from forethought.agents.base import Agent
 from forethought.config import ConfigError, EnvConfig
 from forethought.data import Dataset, from_gym_steps, write_dataset
 from forethought.data.writer import check_out
+from forethought.envs import multi
 from forethought.envs.episodes import Policy, run_episodes
 from forethought.envs.recorded import RecordedEnv, Take
 from forethought.seeding import Streams
@@ -27,6 +28,7 @@ from forethought.spaces.spec import EnvSpec
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent, read_config, task_spec
 from forethought.training.checkpoint import Checkpoints
+from forethought.training.contents import step_of
 from forethought.training.device import set_threads
 from forethought.training.evaluate import PARALLEL_ENVS, RandomPolicy, Watched
 
@@ -92,6 +94,11 @@ def record(
             conf.require(not value, key, value, rule)
         seed = 1 if seed is None else seed
         player = _random(str(task), seed)
+    if multi.is_multi(player.task):
+        raise ConfigError(
+            f"A recording is of one task, but {player.task} is several: record each of them with "
+            "--task or from a run of its own, and train with --offline.data DIR,DIR."
+        )
     source = f"forethought data record, seed {seed}"
     with write_dataset(out, [player.spec], [player.told], source=source) as writer:
 
@@ -124,7 +131,7 @@ def _of_run(
     set_threads(config.train.threads)
     which = checkpoint or "latest"
     folder, _ = Checkpoints(run).find(which)
-    step = int(files.read_manifest(folder).meta["agent_steps"])
+    step = step_of(files.read_manifest(folder).meta)
     agent = load_agent(path, checkpoint=str(step), device=device or "auto")
     seed = config.seed if seed is None else seed
     noise = ", exploring" if explore else ""

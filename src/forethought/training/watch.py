@@ -26,6 +26,7 @@ from forethought.tracking import RunDirectory
 from forethought.tracking.video import check_file, write_video
 from forethought.training.build import load_agent, read_config
 from forethought.training.checkpoint import Checkpoints
+from forethought.training.contents import step_of
 from forethought.training.device import set_threads
 from forethought.training.evaluate import EvalResult, Watched
 
@@ -53,7 +54,7 @@ def watch_run(
         _require_window(config.task, path)
     set_threads(config.train.threads)
     folder, _ = Checkpoints(run).find(checkpoint)
-    step = int(files.read_manifest(folder).meta["agent_steps"])
+    step = step_of(files.read_manifest(folder).meta)
     agent = load_agent(path, checkpoint=str(step), device=device)
 
     streams = Streams(seed)

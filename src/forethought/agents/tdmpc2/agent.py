@@ -19,9 +19,12 @@ from forethought.agents.tdmpc2.config import CosineRate, LinearRate, TDMPC2Confi
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
 from forethought.agents.tdmpc2.tasks import Tasks, discount
+from forethought.agents.tdmpc2.transfer import Source, transfer
 from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch
 from forethought.clock import Constant, Cosine, Linear, Schedule
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
+from forethought.data import Dataset, OfflineReplay
+from forethought.envs import multi
 from forethought.nets.health import health
 from forethought.nets.kernels import native_kernels
 from forethought.nets.layers import use_kernels
@@ -184,6 +187,29 @@ class TDMPC2(Agent):
             self.config.horizon + 1,
             self.streams.numpy("replay"),
             self.device,
+        )
+
+    def begin_with(
+        self, tensors: Tensors, task: str, told: str, init_task: str | None
+    ) -> tuple[str, ...]:
+        there = multi.members(task) if multi.is_multi(task) else (task,)
+        here = multi.task_names(self.spec) or (self.spec.task,)
+        source = Source(told, _below("model", tensors), there, init_task)
+        found = transfer(self.model, here, source, self.streams.torch("init-task"))
+        self.model.load_state_dict(found.weights)
+        self.learner.scale.value.copy_(tensors["q_scale"])
+        return found.table(source)
+
+    def learn_from(self, datasets: Sequence[Dataset], storage: Any = "mapped") -> None:
+        self.replay = OfflineReplay(
+            datasets,
+            self.spec,
+            self.config.horizon + 1,
+            self.streams.numpy("replay"),
+            self.device,
+            tasks=multi.task_names(self.spec) or None,
+            kind=self.replay_config.kind,
+            storage=storage,
         )
 
     def train(self, updates: int = 1) -> Metrics:
