@@ -25,6 +25,7 @@ from forethought.envs import EnvError, check_task, make_env, make_single, multi,
 from forethought.envs.episodes import Episode, Played, legal_random, run_episodes
 from forethought.replay import Replay
 from forethought.seeding import Streams
+from forethought.training import watch
 from forethought.training.build import load_agent
 from forethought.training.evaluate import EvalResult, RandomPolicy
 from tests.tdmpc2_agents import CONFIG, FAST, TINY, make_agent
@@ -346,6 +347,27 @@ def test_evaluate_tells_each_task(run, capsys):
     assert cli.main(["evaluate", str(run), "--episodes", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert set(told["by_task"]) == set(multi.members(PAIR))
+
+
+@pytest.mark.parametrize(("wanted", "number"), [(None, 0), ("dmc:reacher-easy", 1)])
+def test_one_of_several_tasks_is_watched(run, wanted, number, monkeypatch):
+    """The picture itself needs a graphics driver: here, which task is built and played."""
+    built = []
+
+    def film(policy, seeds, task, env_config, path, title, *, number):
+        built.append((number, title.split(",")[0]))
+        env = make_env(task)
+        try:
+            return run_episodes(policy, env, seeds)
+        finally:
+            env.close()
+
+    monkeypatch.setattr(watch, "film", film)
+    result = watch.watch_run(run, video=run / "x.mp4", task=wanted)
+    assert built == [(number, multi.members(PAIR)[number])]
+    assert len(result.returns) == 1
+    with pytest.raises(ConfigError, match="There is no task dmc:cheetah-run in this run"):
+        watch.watch_run(run, video=run / "x.mp4", task="dmc:cheetah-run")
 
 
 def test_random_play_of_many_tasks():

@@ -86,6 +86,8 @@ class WatchOptions:
     """Seed of the episodes; None is the run's own."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
+    task: str | None = None
+    """Which one to show, where the run has several tasks (multi:); None is the first."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +284,7 @@ def _watch(tokens: list[str]) -> int:
             checkpoint=options.checkpoint,
             seed=options.seed,
             device=options.device,
+            task=options.task,
             tell=tell,
         )
     returns = ", ".join(f"{value:.6g}" for value in result.returns)

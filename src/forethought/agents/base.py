@@ -112,7 +112,8 @@ class Agent(ABC):
     def evaluate(self, env: VectorEnv, episodes: int = 10, seed: int = 1) -> Played:
         """Play episodes without exploration; the acting state and streams are their own."""
         streams = Streams(seed)
-        seeds = [streams.seed("eval", 0, episode) for episode in range(episodes)]
+        number = episodes * max(1, len(env.spec_for_agent.tasks))  # of several tasks, so many each
+        seeds = [streams.seed("eval", 0, episode) for episode in range(number)]
         return run_episodes(AgentPolicy(self, streams, 0), env, seeds)
 
     # ---- learning ----
