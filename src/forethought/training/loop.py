@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,14 +305,14 @@ def _say_how_to_go_on(trainer: Trainer, error: BaseException) -> None:
     with contextlib.suppress(OSError):  # the disk may be what failed
         if files.published(trainer.run.checkpoints):
             error.add_note(
-                f"Stopped by an error at {trainer.clock.told}. When it is "
-                f"mended: forethought resume {trainer.run.path}"
+                f"Stopped by an error at {trainer.clock.told}. When it is mended: "
+                f"forethought resume {shlex.quote(str(trainer.run.path))}"
             )
 
 
 def _say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
     path, told = trainer.run.path, trainer.clock.told
-    again = f"Continue with: forethought resume {path}"
+    again = f"Continue with: forethought resume {shlex.quote(str(path))}"
     saved = files.published(trainer.run.checkpoints)
     if cut_short and saved:
         text = f"Stopped without a new checkpoint; the newest is {saved[-1].name}. {again}"
