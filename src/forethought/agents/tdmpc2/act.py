@@ -56,11 +56,12 @@ class LatentScorer:
         for t, a in enumerate(actions):
             if z is None:
                 logits = model.reward.from_latent_part(self.reward_part, a)  # [E, N, K]
-                z = model.dynamics.from_latent_part(self.dynamics_part, a)  # [E, N, Z]
-                z = model.beside_task_of(self.z0, z)
+                state = model.dynamics.from_latent_part(self.dynamics_part, a)  # [E, N, Z]
+                z = model.beside_task_of(self.z0, state)
             else:
                 za = torch.cat((z, a), dim=-1)  # [E, N, Z+A]
-                logits, z = model.reward.joined(za), model.dynamics.joined(za)
+                logits = model.reward.joined(za)
+                z = model.beside_task_of(z, model.dynamics.joined(za))
             total += self.gamma**t * alive * model.decode(logits)
             if model.termination is not None:
                 # Once the model says that it is over, no later step counts.
