@@ -50,7 +50,7 @@ def test_one_of_many_tasks_goes_on_exactly_as_it_was(task, number, observed, act
     wide_action = torch.nn.functional.pad(action, (0, 2 - acted))
     which = torch.full((5,), number)
     with torch.no_grad():
-        z, wide_z = one.model.encode(obs), many.model.encode(wide_obs, which)
+        z, wide_z = one.model.encode(obs), many.model.encode(wide_obs, task=which)
         a, b = one.model, many.model
         mask = b.mask_of(which)
         pairs = [

@@ -93,7 +93,7 @@ def plan(
         max_std=config.planner.max_std,
         temperature=config.planner.temperature,
     )
-    z0 = model.encode(obs, task)  # [E, Z]
+    z0 = model.encode(obs, task=task)  # [E, Z]
     warm = shift(mean, first)
     if model.tasks is None or task is None:
         policy_actions = propose(model, z0, noise.policy)  # [T, E, P, A]
@@ -140,7 +140,7 @@ def decide(
     if not config.mpc:
         shape = (envs, action_dim)
         eps = torch.randn(shape, generator=state.generator, device=obs.device, dtype=obs.dtype)
-        output = model.pi(model.encode(obs, task), eps, model.mask_of(task))
+        output = model.pi(model.encode(obs, task=task), eps, model.mask_of(task))
         return (output.action if explore else output.mean), state
     planner = config.planner
     noise = draw_plan_noise(

@@ -172,7 +172,7 @@ class WorldModel(nn.Module):
             return self.encoder(obs)  # type: ignore[no-any-return]
         if task is None:
             raise ForethoughtError(
-                "This model has several tasks: encode(obs, task) needs to know which one each "
+                "This model has several tasks: encode(obs, task=...) needs to know which one each "
                 "observation is of."
             )
         e = self.tasks.of_batch(task, obs.shape[:-1])

@@ -114,7 +114,7 @@ class Learner:
     def targets(self, batch: TensorBatch, noise: UpdateNoise) -> tuple[Tensor, Tensor, Tensor]:
         """The latents to predict [T, B, Z], the values to predict [T, B] and V(x_{t+1}) [T, B]."""
         model, config = self.model, self.config
-        next_z = model.encode(batch.obs[1:], batch.task)  # [T, B, Z]
+        next_z = model.encode(batch.obs[1:], task=batch.task)  # [T, B, Z]
         a = model.policy_action(next_z, noise.target_policy, model.mask_of(batch.task))  # [T, B, A]
         value = model.values(model.target_q, next_z, a, noise.target_heads).amin(0)  # [T, B]
         returns = (batch.reward, batch.terminated, value, self.gamma_of(batch))
@@ -141,7 +141,7 @@ class Learner:
         Auxiliary values, where there are any, bootstrap from the primary one's own `value`.
         """
         model, config, two_hot = self.model, self.config, self.model.two_hot
-        z = model.encode(batch.obs[0], batch.task)  # [B, Z]
+        z = model.encode(batch.obs[0], task=batch.task)  # [B, Z]
         latents = [z]
         for a in batch.action:
             z = model.next(z, a)
