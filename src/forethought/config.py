@@ -374,12 +374,8 @@ class RunConfig:
         require(capacity >= envs * (horizon + 1), key, capacity, rule)
 
     def _refuse_idle(self) -> None:
-        """What has no effect, online or offline, must have its default value."""
+        """What has no effect in an offline run must have its default value."""
         if not self.is_offline:
-            for f in dataclasses.fields(self.offline):
-                value = getattr(self.offline, f.name)
-                rule = "left out: it has no effect without offline.data"
-                require(value == f.default, f"offline.{f.name}", value, rule)
             return
         for key, instead in IDLE_OFFLINE.items():
             value, default = attrgetter(key)(self), _default_of(self, key)
@@ -402,12 +398,19 @@ def build_run_config(
 
     A layer has the shape of a run's config.yaml, or any part of it. Its `agent_name` must be this
     agent, for its `agent` group would mean nothing to another; its `task` gives way to `task`. What
-    layers before the last say of offline runs (presets do) is dropped where the run is none.
+    presets say of offline runs is dropped where the run is none; the last of several layers, which
+    a person wrote for this run, may not say it.
     """
     every = list(layers)
     if all(_inside(own, "offline.data", None) is None for own in every):
-        before = [{k: v for k, v in own.items() if k != "offline"} for own in every[:-1]]
-        every = before + every[-1:]
+        said = every[-1].get("offline") if len(every) > 1 else None
+        for key, value in said.items() if isinstance(said, Mapping) else ():
+            rule = "left out: it has no effect without offline.data"
+            require(value is None, f"offline.{key}", value, rule)
+        every = [
+            {k: v for k, v in own.items() if k != "offline" or not isinstance(v, Mapping)}
+            for own in every
+        ]
     data = merge(agent_config_class, every)
     named = data.pop("agent_name", agent_name)
     require(named == agent_name, "agent_name", named, f"{agent_name}, the agent of this run")
