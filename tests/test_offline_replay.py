@@ -27,7 +27,9 @@ def replay_of(*datasets, task=None, slice_rows=4, seed=0, **options):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return Dataset.open(make_dataset(tmp_path_factory.mktemp("data") / "d", LENGTHS))
+    return Dataset.open(
+        make_dataset(tmp_path_factory.mktemp("data") / "d", LENGTHS, shard_bytes=700)
+    )
 
 
 def where(batch):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import registry
 
+import forethought
 from forethought import cli
 from forethought import config as conf
 from forethought.agents.tdmpc2 import TDMPC2Config
@@ -164,6 +165,11 @@ def test_one_task_learns_offline_too(data, tmp_path):
 # ---- refusals ----
 
 
+def test_a_recording_is_of_one_task(tmp_path):
+    with pytest.raises(ConfigError, match="A recording is of one task"):
+        record(tmp_path / "both", task=PAIR)
+
+
 def test_data_without_a_task_is_refused_before_anything_begins(data, tmp_path, capsys):
     words = ["train", "tdmpc2", PAIR, *QUICK, "--offline.data", str(data / "short")]
     assert cli.main([*words, "--out", str(tmp_path / "run")]) == 2
@@ -215,8 +221,14 @@ def test_presets_fit_both_kinds_of_run():
     assert online.offline.updates == 1_000_000
     assert (offline.rhythm.unit, offline.rhythm.total) == ("updates", 40)
     assert offline.train.seed_agent_steps is None
-    with pytest.raises(ConfigError, match=r"offline.updates is 9, .* without offline.data"):
-        read(preset, {"offline": {"updates": 9}})
+
+
+def test_what_a_person_says_of_offline_runs_must_have_an_effect(tmp_path, capsys):
+    words = ["train", "tdmpc2", SHORT, *QUICK, "--offline.updates", "9", "--out", str(tmp_path)]
+    assert cli.main(words) == 2
+    assert "offline.updates is 9, but must be left out: it has no" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"no effect without offline\.data"):
+        forethought.train("tdmpc2", SHORT, presets="debug", offline={"updates": 9})
 
 
 def test_a_checkpoint_without_its_open_episodes_is_damaged_unless_offline(run, tmp_path):

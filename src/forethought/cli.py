@@ -189,6 +189,7 @@ def _train(tokens: list[str]) -> int:
     config = conf.build_run_config(
         agent_name, words[1], agent_class, [selected, flags.nested(given)]
     )
+    conf.refuse_idle_offline(config, flags.nested(given))
     with Stop(NOT_BEGUN):  # importing torch takes seconds
         from forethought.training.loop import train_run
 

@@ -31,12 +31,14 @@ class RecordOptions:
     """Who plays where no run is given: random."""
     task: str | None = None
     """The task that random play is recorded in, such as dmc:walker-walk."""
-    episodes: int = 10
-    """Episodes to play."""
+    episodes: int | None = None
+    """Episodes to play; None is 10."""
     out: str | None = None
     """The folder to make; it must not exist yet."""
     checkpoint: str | None = None
     """Which checkpoint of the run: latest (None), best, or a number of agent steps."""
+    replay: bool = False
+    """Play nothing, but write what the run's replay holds: how it played while it learned."""
     explore: bool = False
     """Act with the noise of training: the data then shows more than one way."""
     seed: int | None = None
@@ -58,11 +60,11 @@ class ImportOptions:
     a folder of them), or auto: as it looks."""
     task: str | None = None
     """Name of the task of a Minari dataset; None is gym:ID of the environment it names."""
-    tasks: tuple[str, ...] = ()
-    """Name of the next task number in TD-MPC2 chunks, once for each; none takes those of mt30 or
-    mt80."""
-    only: tuple[str, ...] = ()
-    """A task to import from TD-MPC2 chunks, once for each; none imports all."""
+    tasks: str | None = None
+    """Names of the tasks in TD-MPC2 chunks, in the order of their numbers, with commas between;
+    None takes those of mt30 or mt80."""
+    only: str | None = None
+    """Names of the tasks to import from TD-MPC2 chunks, with commas between; None imports all."""
     json: bool = False
     """Print the description as one line of JSON."""
 
@@ -122,11 +124,12 @@ def _record(words: Sequence[str], options: RecordOptions, playing: Playing) -> i
         raise ConfigError(
             "data record needs to know who plays: --run RUN, or --agent random --task TASK."
         )
-    conf.require(options.episodes >= 1, "episodes", options.episodes, "at least 1")
+    if options.replay:
+        return _tell([_record_replay(options, out)], options.json)
     conf.check_device("device", options.device or "auto", auto=True)
-    from forethought.training.record import record
+    from forethought.training.record import EPISODES, record
 
-    with playing(options.episodes) as tell:
+    with playing(options.episodes or EPISODES) as tell:
         dataset, failures = record(
             out,
             run=None if options.run is None else Path(options.run),
@@ -143,6 +146,16 @@ def _record(words: Sequence[str], options: RecordOptions, playing: Playing) -> i
     return _tell([dataset], options.json)
 
 
+def _record_replay(options: RecordOptions, out: Path) -> Dataset:
+    conf.require(options.run is not None, "replay", True, "given with --run RUN")
+    for key in ("episodes", "explore", "seed", "device"):
+        value = getattr(options, key)
+        conf.require(value in (None, False), key, value, "left out: --replay plays nothing")
+    from forethought.training.record import record_replay
+
+    return record_replay(out, run=Path(str(options.run)), checkpoint=options.checkpoint)
+
+
 def _import(words: Sequence[str], options: ImportOptions, playing: Playing) -> int:
     (source,) = _places("import", "SOURCE", words, at_most=1)
     out = _out("import", options.out)
@@ -153,8 +166,8 @@ def _import(words: Sequence[str], options: ImportOptions, playing: Playing) -> i
         out,
         format=options.format,
         task=options.task,
-        tasks=options.tasks or None,
-        only=options.only or None,
+        tasks=_names(options.tasks),
+        only=_names(options.only),
     )
     return _tell([dataset], options.json)
 
@@ -199,6 +212,10 @@ def _places(verb: str, usage: str, words: Sequence[str], at_most: int | None = N
         found = " ".join(words) or "nothing"
         raise ConfigError(f"data {verb} takes {usage}, but was given: {found}.")
     return [Path(word) for word in words]
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def _out(verb: str, out: str | None) -> Path:

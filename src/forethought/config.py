@@ -398,15 +398,10 @@ def build_run_config(
 
     A layer has the shape of a run's config.yaml, or any part of it. Its `agent_name` must be this
     agent, for its `agent` group would mean nothing to another; its `task` gives way to `task`. What
-    presets say of offline runs is dropped where the run is none; the last of several layers, which
-    a person wrote for this run, may not say it.
+    layers say of offline runs (presets do) is dropped where the run is none.
     """
     every = list(layers)
     if all(_inside(own, "offline.data", None) is None for own in every):
-        said = every[-1].get("offline") if len(every) > 1 else None
-        for key, value in said.items() if isinstance(said, Mapping) else ():
-            rule = "left out: it has no effect without offline.data"
-            require(value is None, f"offline.{key}", value, rule)
         every = [
             {k: v for k, v in own.items() if k != "offline" or not isinstance(v, Mapping)}
             for own in every
@@ -416,6 +411,13 @@ def build_run_config(
     require(named == agent_name, "agent_name", named, f"{agent_name}, the agent of this run")
     agent: Any = from_dict(agent_config_class, data.pop("agent", {}), "agent")
     return from_dict(RunConfig, {**data, "agent_name": agent_name, "task": task, "agent": agent})
+
+
+def refuse_idle_offline(config: RunConfig, said: Mapping[str, Any]) -> None:
+    """What a person, and no preset, says of offline runs must not be without effect."""
+    for key, value in flatten(said).items():
+        if key.startswith("offline.") and not config.is_offline and value is not None:
+            require(False, key, value, "left out: it has no effect without offline.data")
 
 
 def check_options(

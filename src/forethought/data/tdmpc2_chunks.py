@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,8 @@ def load_chunk(path: Path) -> dict[str, NDArray[Any]]:
         with _only_stand_ins():
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        told = str(error).split("Unsupported global: GLOBAL ")
-        what = f" ({told[1].split()[0]})" if len(told) > 1 else ""
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        what = f" ({named[1][:100]})" if named else ""
         raise DatasetError(
             f"{path} holds more than tensors{what}: refused, and nothing in it was run."
         ) from error

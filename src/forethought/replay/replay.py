@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,19 @@ class Replay:
         gathered = self._storage.columns.gather(path, slots).to(self.device)
         zeros = self.row_spec.stack_pad == "zeros"
         return windows(gathered, torch.from_numpy(blank).to(self.device) if zeros else None, frames)
+
+    def episodes(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """The rows of every episode that is held from its first row on, environment by environment,
+        oldest first: columns by name, [rows, ...]. The open one ends where it is."""
+        storage = self._storage
+        for stream, written in enumerate(storage.written):
+            held = np.arange(storage.oldest[stream], written)
+            firsts = held[storage.age[storage.slots(stream, held)] == 0]
+            for first, end in pairwise([*firsts.tolist(), written]):
+                rows = storage.read(stream, first, end)
+                yield {
+                    leaf.path: rows[f"column/{leaf.path}"].numpy() for leaf in self.row_spec.leaves
+                }
 
     # ---- on disk ----
 

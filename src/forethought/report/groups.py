@@ -71,7 +71,9 @@ class Group:
         """The score of each run at these frames, where each must have been evaluated."""
         found = [score_at(run, frames) for run in self.runs]
         if None in found:
-            raise ValueError(f"{self.label}: not every run was evaluated at {frames:,}.")
+            raise ValueError(
+                f"{self.label}: not every run was evaluated at {frames:,} {self.unit}."
+            )
         return np.array(found, np.float64)
 
     @property

@@ -1,4 +1,5 @@
-"""Recording a dataset: episodes of a run's agent, or of random play, packed as they end.
+"""Recording a dataset: episodes of a run's agent, or of random play, packed as they end; or what a
+run's replay holds, which is how the agent played while it learned.
 
 The strategy for failures: an episode whose environment fails is left out and told; another is
 played in its place only by asking for more. When all fail nothing is written.
@@ -23,6 +24,7 @@ from forethought.data.writer import check_out
 from forethought.envs import multi
 from forethought.envs.episodes import Policy, run_episodes
 from forethought.envs.recorded import RecordedEnv, Take
+from forethought.replay import Replay
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
 from forethought.tracking import RunDirectory
@@ -32,6 +34,7 @@ from forethought.training.contents import step_of
 from forethought.training.device import set_threads
 from forethought.training.evaluate import PARALLEL_ENVS, RandomPolicy, Watched
 
+EPISODES = 10
 STREAM = "record"
 """Names the seeds of recorded episodes: no evaluation meets the same starts."""
 
@@ -67,7 +70,7 @@ def record(
     *,
     run: Path | None = None,
     task: str | None = None,
-    episodes: int = 10,
+    episodes: int | None = None,
     checkpoint: str | None = None,
     explore: bool = False,
     seed: int | None = None,
@@ -76,9 +79,11 @@ def record(
 ) -> tuple[Dataset, tuple[str, ...]]:
     """Plays episodes of a run's agent, or random ones of a task, into a new dataset.
 
-    `explore` adds the noise that the agent trains with. Returns the dataset and a sentence for each
-    episode that failed. `tell` is called before each step with the episodes ended and the steps.
+    There are ten, unless `episodes` says otherwise. `explore` adds the noise that the agent trains
+    with. Returns the dataset and a sentence for each episode that failed. `tell` is called before
+    each step with the episodes ended and the steps.
     """
+    episodes = EPISODES if episodes is None else episodes
     conf.require(episodes >= 1, "episodes", episodes, "at least 1")
     conf.require(seed is None or seed >= 0, "seed", seed, "at least 0")
     check_out(out)
@@ -93,12 +98,8 @@ def record(
             rule = "left out: it has no effect on random play"
             conf.require(not value, key, value, rule)
         seed = 1 if seed is None else seed
+        _require_one_task(str(task))
         player = _random(str(task), seed)
-    if multi.is_multi(player.task):
-        raise ConfigError(
-            f"A recording is of one task, but {player.task} is several: record each of them with "
-            "--task or from a run of its own, and train with --offline.data DIR,DIR."
-        )
     source = f"forethought data record, seed {seed}"
     with write_dataset(out, [player.spec], [player.told], source=source) as writer:
 
@@ -123,15 +124,51 @@ def record(
     return Dataset.open(out), tuple(played.failures)
 
 
+def record_replay(out: Path, *, run: Path, checkpoint: str | None = None) -> Dataset:
+    """Packs the episodes in the replay of a run's checkpoint, the last 'replay.capacity_rows' of
+    its experience; an episode that is not held from its first row on, or has no second, is left
+    out."""
+    check_out(out)
+    _, step, which = _checkpoint(run, checkpoint)
+    agent = load_agent(run, checkpoint=str(step), for_acting=False, device="cpu")
+    told = f"{agent.name} while it learned, up to step {step} of {run.name}"
+    source = f"the replay of {run.name}, {which} checkpoint"
+    if not isinstance(agent.replay, Replay):
+        raise ConfigError(f"{run} learned from a dataset: it has no replay of its own to record.")
+    extras = agent.replay.row_spec.extras
+    with write_dataset(out, [agent.spec], [told], source=source) as writer:
+        for rows in agent.replay.episodes():
+            if len(rows["reward"]) > 1:
+                named = {f"info/{k}" if k in extras else k: x for k, x in rows.items()}
+                writer.append_episode(named)
+    return Dataset.open(out)
+
+
+def _checkpoint(path: Path, checkpoint: str | None) -> tuple[RunDirectory, int, str]:
+    """The run, the step of the checkpoint that was asked for, and how it was asked for."""
+    run = RunDirectory.open(path)
+    _require_one_task(str(run.run_json["task"]))
+    which = checkpoint or "latest"
+    folder, _ = Checkpoints(run).find(which)
+    # By its step from here on: a run in training may save a newer one meanwhile.
+    return run, step_of(files.read_manifest(folder).meta), which
+
+
+def _require_one_task(task: str) -> None:
+    """Rows on the disk are those of one task; padding is made when they are drawn."""
+    if multi.is_multi(task):
+        raise ConfigError(
+            f"A recording is of one task, but {task} is several: record each of them with --task "
+            "or from a run of its own, and train with --offline.data DIR,DIR."
+        )
+
+
 def _of_run(
     path: Path, checkpoint: str | None, explore: bool, seed: int | None, device: str | None
 ) -> tuple[_Player, int]:
-    run = RunDirectory.open(path)
+    run, step, _ = _checkpoint(path, checkpoint)
     config = read_config(run)
     set_threads(config.train.threads)
-    which = checkpoint or "latest"
-    folder, _ = Checkpoints(run).find(which)
-    step = step_of(files.read_manifest(folder).meta)
     agent = load_agent(path, checkpoint=str(step), device=device or "auto")
     seed = config.seed if seed is None else seed
     noise = ", exploring" if explore else ""
