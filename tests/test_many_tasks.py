@@ -339,6 +339,16 @@ def test_it_resumes_exactly(run, tmp_path):
             assert {**a, "wall_s": ""} == {**b, "wall_s": ""}
 
 
+def test_frames_are_counted_by_each_tasks_own_repeat(tmp_path):
+    """A decision is two frames of cartpole and one of the other: 40 decisions are 60 frames."""
+    task = f"multi:dmc:cartpole-swingup,{multi.members(OWN)[0]}"
+    words = ["train", "tdmpc2", task, "--preset", "debug", "--track.no_console", "--steps", "40"]
+    words += ["--env.max_episode_steps", "10", "--train.seed_agent_steps", "40"]
+    assert cli.main([*words, "--train.seed_updates", "1", "--out", str(tmp_path / "run")]) == 0
+    last = rows(tmp_path / "run" / "eval.csv")[-1]
+    assert (last["agent_steps"], last["env_frames"]) == ("40", "60")
+
+
 def test_evaluate_tells_each_task(run, capsys):
     assert cli.main(["evaluate", str(run), "--episodes", "1"]) == 0
     told = capsys.readouterr().out
