@@ -31,7 +31,7 @@ TASK = "gym:Pendulum-v1"
 class FakeResult:
     """An evaluation of two episodes."""
 
-    task, policy, player, failures = TASK, "random", "random", ()
+    task, policy, player, failures, tasks = TASK, "random", "random", (), ()
 
     def statistics(self):
         return {"episodes": 2, "n_failed": 0, "return_mean": -1234.5, "success_mean": None}

@@ -58,6 +58,8 @@ SMALL = {
     "--train.seed_updates": "2",
 }
 """What makes any training one of seconds, in the place of what a page says."""
+SMALL_OFFLINE = {"--preset": "debug", "--offline.updates": "4", "--env.max_episode_steps": "20"}
+"""The same for a training from recorded data."""
 FURTHER = "60"
 """Steps in all, where a page resumes a run with more steps."""
 
@@ -275,10 +277,12 @@ def put_in(word, runs):
 def made_small(words):
     """A training command that takes seconds; its own presets and flags are still read."""
     kept = list(words)
-    if "--steps" in kept:  # the only one of them that pages give
-        at = kept.index("--steps")
-        del kept[at : at + 2]
-    return [*kept, *(word for pair in SMALL.items() for word in pair)]
+    small = SMALL_OFFLINE if "--offline.data" in kept else SMALL
+    for flag in ("--steps", "--offline.updates"):  # the only ones of them that pages give
+        if flag in kept:
+            at = kept.index(flag)
+            del kept[at : at + 2]
+    return [*kept, *(word for pair in small.items() for word in pair)]
 
 
 def can_draw(run):
@@ -419,7 +423,7 @@ def cell(value):
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
-@pytest.mark.parametrize("group", ["env", "replay", "train", "eval", "track"])
+@pytest.mark.parametrize("group", ["env", "replay", "train", "eval", "track", "offline"])
 def test_the_page_of_the_configuration_has_every_key_with_its_default(group):
     cls = type(getattr(default_config(), group))
     values = conf.to_dict(cls())

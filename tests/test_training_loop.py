@@ -12,6 +12,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from forethought import files
+from forethought.clock import Clock
 from forethought.config import ConfigError, TrainConfig
 from forethought.envs import spec_of
 from forethought.files import FileError
@@ -135,7 +136,7 @@ def test_an_error_in_the_update_reaches_the_caller(tmp_path):
 def test_the_last_words_of_a_run_have_thousands_commas(tmp_path, capsys):
     """Stopped and diverged alike; the number is that of a long run."""
     run = RunDirectory.create(tmp_path / "run", {}, "stub", "gym:Pendulum-v1", 1)
-    clock = SimpleNamespace(agent_steps=1234567)
+    clock = Clock(agent_steps=1234567)
     loop._say_farewell(SimpleNamespace(run=run, clock=clock), "interrupted", False)
     loop._say_farewell(SimpleNamespace(run=run, clock=clock), "diverged", False)
     stopped, diverged = capsys.readouterr().err.splitlines()

@@ -102,7 +102,7 @@ def train(
     >>> train("tdmpc2", "dmc:cartpole-swingup", seed=3, agent={"horizon": 5}, env={"num_envs": 2})
     """
     from forethought.agents.registry import config_class
-    from forethought.config import build_run_config, check_options
+    from forethought.config import build_run_config, check_options, refuse_idle_offline
     from forethought.presets import layers
     from forethought.training.loop import train_run
 
@@ -111,6 +111,7 @@ def train(
     names = [presets] if isinstance(presets, str) else presets
     found = [*layers(names, file, agent), options]
     run_config = build_run_config(agent, task, config_class(agent), found)
+    refuse_idle_offline(run_config, options)
     return train_run(run_config, out=Path(out) if out is not None else None)
 
 

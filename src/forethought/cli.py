@@ -86,6 +86,8 @@ class WatchOptions:
     """Seed of the episodes; None is the run's own."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
+    task: str | None = None
+    """Which one to show, where the run has several tasks (multi:); None is the first."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def _train(tokens: list[str]) -> int:
     types, selected = flags.select(tokens, agent_class, base)
     types |= conf.field_types(TrainOptions)
     if _wants_help(tokens):
-        run = conf.build_run_config(agent_name, "TASK", agent_class, [selected])
+        run = conf.build_run_config(agent_name, "TASK", agent_class, [selected, {}])
         options = TrainOptions(tuple(named["preset"]), named["config"][-1] if file else None)
         return _show_help("train", f"{agent_name} TASK", [options, run])
 
@@ -187,6 +189,7 @@ def _train(tokens: list[str]) -> int:
     config = conf.build_run_config(
         agent_name, words[1], agent_class, [selected, flags.nested(given)]
     )
+    conf.refuse_idle_offline(config, flags.nested(given))
     with Stop(NOT_BEGUN):  # importing torch takes seconds
         from forethought.training.loop import train_run
 
@@ -250,6 +253,12 @@ def _summary(result: EvalResult) -> str:
     lines = [f"{result.task}, {result.player}, {played} {'episode' if played == 1 else 'episodes'}"]
     shown = {key: value for key, value in found.items() if value is not None}
     lines += [f"  {key:<14}{value:>10.6g}" for key, value in shown.items()]
+    if result.tasks:
+        lines += ["", f"  {'':<32}{'return_mean':>12}{'normalised_score':>18}"]
+        for task, own in (*result.by_task().items(), ("all", result)):
+            score = own.normalised_score
+            told = "" if score is None else f"{score:.4g}"
+            lines.append(f"  {task:<32}{own.mean:>12.6g}{told:>18}")
     failures = list(dict.fromkeys(result.failures))
     lines += [f"Failed: {sentence}" for sentence in failures[:SHOWN_FAILURES]]
     if failures[SHOWN_FAILURES:]:
@@ -276,6 +285,7 @@ def _watch(tokens: list[str]) -> int:
             checkpoint=options.checkpoint,
             seed=options.seed,
             device=options.device,
+            task=options.task,
             tell=tell,
         )
     returns = ", ".join(f"{value:.6g}" for value in result.returns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from forethought.config import ForethoughtError, require
 
@@ -26,6 +26,18 @@ class Clock:
     """Gradient steps."""
     episodes: int = 0
     """Finished training episodes."""
+    unit: ClassVar[str] = "agent_steps"
+    """What the run is measured in: its length, its intervals and the names of its checkpoints."""
+
+    @property
+    def position(self) -> int:
+        """How far the run has come, in its unit."""
+        return int(getattr(self, self.unit))
+
+    @property
+    def told(self) -> str:
+        """The same in words."""
+        return f"{self.position:,} {self.unit.replace('_', ' ')}"
 
     def row(self) -> dict[str, int]:
         """The counters in the order in which every CSV begins."""
@@ -39,6 +51,12 @@ class Clock:
         self.env_frames = state["env_frames"]
         self.updates = state["updates"]
         self.episodes = state["episodes"]
+
+
+class OfflineClock(Clock):
+    """The counters of a run that learns from recorded data: it takes no steps, only updates."""
+
+    unit: ClassVar[str] = "updates"
 
 
 class Every:

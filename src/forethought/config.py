@@ -76,7 +76,7 @@ class EnvConfig:
     """The environments that the agent trains and is evaluated in."""
 
     num_envs: int = 1
-    """Environments stepped together."""
+    """Environments stepped together; of several tasks (multi:), so many of each."""
     workers: bool = False
     """Each environment in its own process."""
     action_repeat: int | None = None
@@ -167,8 +167,19 @@ class TrainConfig:
     """Newest checkpoints kept, besides the best one."""
     threads: int | None = None
     """Threads that torch computes with; None is torch's choice."""
+    init_from: str | None = None
+    """A run whose weights this one begins with; None begins with new ones."""
+    init_checkpoint: str | None = None
+    """Which checkpoint of that run: latest (None), best, or a step."""
+    init_task: str | None = None
+    """Where that run has several tasks: the one whose embedding a task begins with that is not
+    among them; None is a new embedding."""
 
     def __post_init__(self) -> None:
+        for name in ("init_checkpoint", "init_task"):
+            value, rule = getattr(self, name), "left out: it has no effect without train.init_from"
+            ok = value is None or self.init_from is not None
+            require(ok, f"train.{name}", value, rule)
         for name in ("seed_agent_steps", "seed_updates", "checkpoint_every_agent_steps"):
             value = getattr(self, name)
             require(value is None or value >= 0, f"train.{name}", value, "at least 0")
@@ -187,7 +198,7 @@ class EvalConfig:
     every_agent_steps: int = 25_000
     """Agent steps between evaluations; 0 evaluates only at the end."""
     episodes: int = 10
-    """Episodes per evaluation."""
+    """Episodes per evaluation; of several tasks (multi:), so many of each."""
     video_every_evaluations: int = 0
     """Film the first episode of the first evaluation and of every n-th after it, into videos/;
     0 films none. It is played again for that, so nothing else changes."""
@@ -198,6 +209,73 @@ class EvalConfig:
         require(self.episodes >= 1, "eval.episodes", self.episodes, "at least 1")
         every = self.video_every_evaluations
         require(every >= 0, "eval.video_every_evaluations", every, "at least 0")
+
+
+@dataclass(frozen=True)
+class OfflineConfig:
+    """Training from recorded data alone: no steps are taken, only updates and evaluations."""
+
+    data: str | None = None
+    """Folders of recorded data ('forethought data'), separated by commas; None trains in the
+    task's environments."""
+    storage: Literal["mapped", "memory"] = "mapped"
+    """Read the rows from the disk as they are needed, or copy them into main memory first."""
+    updates: int = 1_000_000
+    """Length of an offline run in updates; it takes the place of steps."""
+    eval_every_updates: int = 25_000
+    """Updates between evaluations of an offline run; 0 evaluates only at the end."""
+    checkpoint_every_updates: int = 10_000
+    """Updates between checkpoints of an offline run; 0 writes only the last one."""
+    log_every_updates: int = 1_000
+    """Updates per row of train.csv in an offline run."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("updates", 1),
+            ("eval_every_updates", 0),
+            ("checkpoint_every_updates", 0),
+            ("log_every_updates", 1),
+        ):
+            value = getattr(self, name)
+            require(value >= least, f"offline.{name}", value, f"at least {least}")
+        ok = self.data is None or all(folder.strip() for folder in self.data.split(","))
+        rule = "folders separated by commas, such as data/walk,data/run"
+        require(ok, "offline.data", repr(self.data), rule)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of the data; none where a run is not offline."""
+        return tuple(x.strip() for x in self.data.split(",")) if self.data is not None else ()
+
+
+IDLE_OFFLINE = {
+    "steps": "offline.updates",
+    "env.num_envs": None,
+    "env.workers": None,
+    "env.on_env_error": None,
+    "env.max_restarts": None,
+    "replay.capacity_rows": None,
+    "replay.storage_device": "offline.storage",
+    "replay.block_rows": None,
+    "train.seed_agent_steps": None,
+    "train.seed_updates": None,
+    "train.updates_per_agent_step": None,
+    "train.checkpoint_every_agent_steps": "offline.checkpoint_every_updates",
+    "eval.every_agent_steps": "offline.eval_every_updates",
+    "track.every_agent_steps": "offline.log_every_updates",
+}
+"""Keys without effect in an offline run, and what takes their place there."""
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """When a run reports, is evaluated, saves and ends, all in its own unit."""
+
+    unit: Literal["agent_steps", "updates"]
+    total: int
+    log_every: int
+    eval_every: int
+    save_every: int
 
 
 @dataclass(frozen=True)
@@ -251,8 +329,37 @@ class RunConfig:
     """Evaluation during training."""
     track: TrackConfig = field(default_factory=TrackConfig)
     """What is written while training."""
+    offline: OfflineConfig = field(default_factory=OfflineConfig)
+    """Training from recorded data."""
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the run learns from recorded data alone."""
+        return self.offline.data is not None
+
+    @property
+    def rhythm(self) -> Rhythm:
+        """Its length and intervals: in agent steps, or in updates where it takes no steps."""
+        off = self.offline
+        if self.is_offline:
+            every = (off.log_every_updates, off.eval_every_updates, off.checkpoint_every_updates)
+            return Rhythm("updates", off.updates, *every)
+        every = (
+            self.track.every_agent_steps,
+            self.eval.every_agent_steps,
+            self.train.checkpoint_every_agent_steps,
+        )
+        return Rhythm("agent_steps", self.steps, *every)
+
+    def with_total(self, total: int) -> "RunConfig":
+        """The same run with another length, in its own unit."""
+        if self.is_offline:
+            longer = dataclasses.replace(self.offline, updates=total)
+            return dataclasses.replace(self, offline=longer)
+        return dataclasses.replace(self, steps=total)
 
     def __post_init__(self) -> None:
+        self._refuse_idle()
         require(self.seed >= 0, "seed", self.seed, "at least 0")
         require(self.steps >= 1, "steps", self.steps, "at least 1")
         check_device("device", self.device, auto=True)
@@ -266,6 +373,23 @@ class RunConfig:
         rule = f"at least env.num_envs x (agent.horizon + 1) = {envs * (horizon + 1)}"
         require(capacity >= envs * (horizon + 1), key, capacity, rule)
 
+    def _refuse_idle(self) -> None:
+        """What has no effect in an offline run must have its default value."""
+        if not self.is_offline:
+            return
+        for key, instead in IDLE_OFFLINE.items():
+            value, default = attrgetter(key)(self), _default_of(self, key)
+            rule = "left out: it has no effect in an offline run"
+            rule += f" (which has {instead})" if instead else ""
+            require(value == default, key, value, rule)
+
+
+def _default_of(config: Any, key: str) -> Any:
+    """The default of a dotted key, in the class that its group has here."""
+    group, _, name = key.rpartition(".")
+    owner = attrgetter(group)(config) if group else config
+    return next(f.default for f in dataclasses.fields(owner) if f.name == name)
+
 
 def build_run_config(
     agent_name: str, task: str, agent_config_class: type, layers: Iterable[Mapping[str, Any]]
@@ -273,13 +397,27 @@ def build_run_config(
     """The run that the layers describe, later ones winning over earlier ones and over defaults.
 
     A layer has the shape of a run's config.yaml, or any part of it. Its `agent_name` must be this
-    agent, for its `agent` group would mean nothing to another; its `task` gives way to `task`.
+    agent, for its `agent` group would mean nothing to another; its `task` gives way to `task`. What
+    layers say of offline runs (presets do) is dropped where the run is none.
     """
-    data = merge(agent_config_class, layers)
+    every = list(layers)
+    if all(_inside(own, "offline.data", None) is None for own in every):
+        every = [
+            {k: v for k, v in own.items() if k != "offline" or not isinstance(v, Mapping)}
+            for own in every
+        ]
+    data = merge(agent_config_class, every)
     named = data.pop("agent_name", agent_name)
     require(named == agent_name, "agent_name", named, f"{agent_name}, the agent of this run")
     agent: Any = from_dict(agent_config_class, data.pop("agent", {}), "agent")
     return from_dict(RunConfig, {**data, "agent_name": agent_name, "task": task, "agent": agent})
+
+
+def refuse_idle_offline(config: RunConfig, said: Mapping[str, Any]) -> None:
+    """What a person, and no preset, says of offline runs must not be without effect."""
+    for key, value in flatten(said).items():
+        if key.startswith("offline.") and not config.is_offline and value is not None:
+            require(False, key, value, "left out: it has no effect without offline.data")
 
 
 def check_options(
@@ -475,11 +613,14 @@ def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, A
     it, it stays and is refused.
 
     An agent's configuration says in `idle` which of its keys that are: by switch (dotted, where it
-    stands in a group) and its value.
+    stands in a group) and its value. Recorded data leaves `IDLE_OFFLINE` without effect.
     """
     idle: Mapping[tuple[str, Any], Iterable[str]] = getattr(agent_class, "idle", {})
     merged: dict[str, Any] = {}
     for override in layers:
+        if _inside(override, "offline.data", None) is not None:
+            for key in IDLE_OFFLINE:
+                _drop(merged, key)
         agent = override.get("agent")
         for (switch, value), keys in idle.items():
             if _inside(agent, switch, not value) == value:

@@ -76,13 +76,18 @@ def _centres(two_hot: TwoHot, dtype: torch.dtype, device: torch.device) -> Tenso
         return torch.linspace(two_hot.low, two_hot.high, two_hot.bins, dtype=dtype, device=device)
 
 
-def one_step_returns(reward: Tensor, terminated: Tensor, value: Tensor, gamma: float) -> Tensor:
-    """y_t = r_t + gamma (1 - terminated_t) V(x_{t+1}); all [T, B], `value[t]` is V(x_{t+1})."""
+def one_step_returns(
+    reward: Tensor, terminated: Tensor, value: Tensor, gamma: float | Tensor
+) -> Tensor:
+    """y_t = r_t + gamma (1 - terminated_t) V(x_{t+1}); all [T, B], `value[t]` is V(x_{t+1}).
+
+    Here and below, gamma is one number or [B], one for each slice.
+    """
     return reward + gamma * (1 - terminated) * value
 
 
 def n_step_returns(
-    reward: Tensor, terminated: Tensor, value: Tensor, gamma: float, n: int
+    reward: Tensor, terminated: Tensor, value: Tensor, gamma: float | Tensor, n: int
 ) -> Tensor:
     """The sum of up to n rewards and the bootstrap after them, within the slice.
 
@@ -103,7 +108,7 @@ def n_step_returns(
 
 
 def lambda_returns(
-    reward: Tensor, terminated: Tensor, value: Tensor, gamma: float, lam: float
+    reward: Tensor, terminated: Tensor, value: Tensor, gamma: float | Tensor, lam: float
 ) -> Tensor:
     """TD(lambda): y_t = r_t + gamma (1 - term_t) ((1 - lam) V_{t+1} + lam y_{t+1})."""
     y = torch.empty_like(reward)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forethought.agents.tdmpc2.act import plan
-from forethought.agents.tdmpc2.agent import PARTS
+from forethought.agents.tdmpc2.agent import PARTS, RATE_OF
 from forethought.agents.tdmpc2.config import (
     LearningRates,
     ModelConfig,
@@ -145,7 +145,7 @@ def make_update_noise(case: Case) -> tuple[UpdateNoise, dict[str, Tensor]]:
 def make_learner(case: Case) -> Learner:
     rates = case.config.lr
     groups = [
-        {"params": list(part.parameters()), "lr": getattr(rates, name)}
+        {"params": list(part.parameters()), "lr": getattr(rates, RATE_OF.get(name, name))}
         for name in PARTS
         if (part := getattr(case.model, name)) is not None
     ]

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forethought import files
-from forethought.config import ForethoughtError, ReplayConfig
-from forethought.data import OfflineReplay
+from forethought.config import ConfigError, ForethoughtError, ReplayConfig
+from forethought.data import Dataset, OfflineReplay
 from forethought.envs import VectorEnv
 from forethought.envs.episodes import Played, run_episodes
 from forethought.replay import Batch, Replay
@@ -112,7 +112,8 @@ class Agent(ABC):
     def evaluate(self, env: VectorEnv, episodes: int = 10, seed: int = 1) -> Played:
         """Play episodes without exploration; the acting state and streams are their own."""
         streams = Streams(seed)
-        seeds = [streams.seed("eval", 0, episode) for episode in range(episodes)]
+        number = episodes * max(1, len(env.spec_for_agent.tasks))  # of several tasks, so many each
+        seeds = [streams.seed("eval", 0, episode) for episode in range(number)]
         return run_episodes(AgentPolicy(self, streams, 0), env, seeds)
 
     # ---- learning ----
@@ -136,6 +137,22 @@ class Agent(ABC):
     @replay.setter
     def replay(self, replay: Replay | OfflineReplay) -> None:
         self._replay = replay
+
+    def learn_from(self, datasets: Sequence[Dataset], storage: str) -> None:
+        """Put recorded data into the place of the replay; data that does not fit is refused."""
+        raise ConfigError(f"{self.name} does not learn from recorded data; leave out offline.data.")
+
+    def begin_with(
+        self, tensors: Tensors, task: str, told: str, init_task: str | None
+    ) -> tuple[str, ...]:
+        """Take over what fits of the weights that another run of this agent saved for `task`.
+
+        `told` names that run in sentences; `init_task` is the task there that a new one is like.
+        Returns lines that tell what was taken.
+        """
+        raise ConfigError(
+            f"{self.name} cannot begin with the weights of {told}; leave out train.init_from."
+        )
 
     def store_transition(self, row: dict[str, Any], env_index: int = 0) -> None:
         """Keep one row (DESIGN's time convention) of one environment."""

@@ -49,8 +49,9 @@ class OfflineReplay:
     and those shorter than a slice are left out.
 
     `kind` says how slices are drawn: "episodes" an episode uniformly, then a start in it (the
-    official TD-MPC2 rule); "transitions" uniformly over all starts. `stream` is the only
-    randomness. `storage` is "mapped" (the files as they are) or "memory" (copied once, if it fits).
+    official TD-MPC2 rule); "transitions" uniformly over all starts. Of several tasks one is drawn
+    first, uniformly. `stream` is the only randomness. `storage` is "mapped" (the files as they are)
+    or "memory" (copied once, if it fits).
     """
 
     num_envs = 1
@@ -82,8 +83,11 @@ class OfflineReplay:
         parts, table, left_out = _select(self.datasets, self.tasks, slice_rows)
         self.left_out = left_out
         """Episodes that are never drawn."""
-        self._part, self._task, self._first, self._starts = table  # [episodes] each
+        order = np.argsort(table[1], kind="stable")  # side by side: a task is a range of episodes
+        self._part, self._task, self._first, self._starts = (x[order] for x in table)  # [episodes]
+        self._bounds = np.searchsorted(self._task, np.arange(len(self.tasks) + 1))  # [tasks + 1]
         self._ends = np.cumsum(self._starts)
+        self._starts_before = np.concatenate(([0], self._ends))  # [episodes + 1]
         counts = np.bincount(self._task, minlength=len(self.tasks)).tolist()
         self.episodes_per_task = dict(zip(self.tasks, counts))
         """Episodes that slices are drawn from, by task."""
@@ -158,11 +162,20 @@ class OfflineReplay:
         return {"slice_rows": self.slice_rows, "shard": shards, "first_row": first}
 
     def _draw(self, batch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
-        """Episodes [B], and the row in each where a slice begins [B]."""
+        """Episodes [B], and the row in each where a slice begins [B].
+
+        Of several tasks one is drawn first, uniformly: however much was recorded of each.
+        """
+        several = len(self.tasks) > 1
+        task = (
+            rng.integers(0, len(self.tasks), size=batch) if several else np.zeros(batch, np.int64)
+        )
+        low, high = self._bounds.take(task), self._bounds.take(task + 1)
         if self.kind == "episodes":
-            episode = rng.integers(0, len(self._starts), size=batch)
+            episode = rng.integers(low, high)
             return episode, rng.integers(0, self._starts.take(episode))
-        pick = rng.integers(0, self._ends[-1], size=batch)
+        before = self._starts_before
+        pick = rng.integers(before.take(low), before.take(high))
         episode = np.searchsorted(self._ends, pick, side="right")
         return episode, pick - self._ends.take(episode) + self._starts.take(episode)
 

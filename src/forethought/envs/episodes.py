@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.config import ForethoughtError
-from forethought.envs import EnvError, VectorEnv
+from forethought.envs import EnvError, VectorEnv, multi
 from forethought.spaces import EnvSpec, Structure, nested, random_action
 
 
@@ -54,6 +54,8 @@ class Episode:
     truncated: bool
     success: float | None
     """info["success"] of the last step, or None where the environment reports none."""
+    task: str | None = None
+    """Which of several tasks it was; None where there is one."""
 
 
 @dataclass
@@ -152,6 +154,7 @@ def _advance(env: VectorEnv, i: int, action: Any, episode: _Open) -> Episode | N
     episode.length += 1
     if not (terminated or truncated):
         return None
+    spec = env.spec_for_agent
     return Episode(
         seed=episode.seed,
         total=episode.total,
@@ -159,6 +162,7 @@ def _advance(env: VectorEnv, i: int, action: Any, episode: _Open) -> Episode | N
         terminated=bool(terminated),
         truncated=bool(truncated),
         success=success_of(info),
+        task=spec.tasks[int(info["task"])].task if spec.tasks else None,
     )
 
 
@@ -173,7 +177,11 @@ def success_of(info: dict[str, Any]) -> float | None:
 def legal_random(
     spec: EnvSpec, stream: np.random.Generator, infos: Sequence[dict[str, Any]]
 ) -> Any:
-    """A random action per environment, within the `action_mask` where the task declares one."""
+    """A random action per environment, within the `action_mask` where the task declares one; of
+    several tasks, zero where it is padding."""
+    if spec.tasks:
+        taken = multi.action_masks(spec)[[int(info["task"]) for info in infos]]
+        return random_action(spec, stream, len(infos)) * taken
     masks = [column.source for column in spec.columns if column.name == "action_mask"]
     mask = np.stack([info[masks[0]] for info in infos]) if masks else None
     return random_action(spec, stream, len(infos), mask)

@@ -70,7 +70,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._columns = Structure(leaves, {})
         if terminates is None:
             terminates = bool(_declared(env, "terminates", True))
-        self.spec_for_agent = EnvSpec(
+        self.spec_for_agent = self._own = EnvSpec(
             task=task,
             observation_space=self.observation_space,
             action_space=self.action_space,
@@ -109,7 +109,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         reward, terminated, truncated = 0.0, False, False
         obs: Any = None
         info: dict[str, Any] = {}
-        for _ in range(self.spec_for_agent.action_repeat):
+        for _ in range(self._own.action_repeat):
             frame = self._guard(lambda: self.env.step(native))
             obs, frame_reward, *ends, info = self._parts(frame, 5, "step", STEP)
             reward += self._checked_reward(frame_reward)
@@ -117,12 +117,12 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             if terminated or truncated:
                 break
         reward = self._checked_reward(reward)  # a sum of large frames may be too large
-        if terminated and not self.spec_for_agent.terminates:
+        if terminated and not self._own.terminates:
             raise EnvFailure(
                 f"Environment {self.env_index} terminated at step {self._steps}, but declares that "
                 "it never does; set its attribute terminates to True."
             )
-        limit = self.spec_for_agent.max_episode_steps
+        limit = self._own.max_episode_steps
         if limit is not None and self._steps >= limit and not terminated:
             truncated = True
         self._running = not (terminated or truncated)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from forethought.config import require, unknown
-from forethought.envs import dmc, gymnasium_ids, minatar
+from forethought.envs import dmc, gymnasium_ids, minatar, multi
 from forethought.envs.families import LIST_HINT
 from forethought.envs.handles import build
 from forethought.envs.task_env import TaskEnv
@@ -25,6 +26,10 @@ def known_tasks() -> list[str]:
 
 def check_task(task: str) -> None:
     """Refuse a task that does not exist (with the nearest name) or whose extra is missing."""
+    if multi.is_multi(task):
+        for own in multi.members(task):
+            check_task(own)
+        return
     key, separator, name = task.partition(":")
     if not separator or key not in FAMILIES or not name:
         raise unknown("task", task, known_tasks(), LIST_HINT)
@@ -42,9 +47,13 @@ def make_single(
     """One environment as agents see it.
 
     `max_episode_steps` counts decisions and replaces the task's own limit; None keeps that, in
-    whole decisions. `env_index` is the name under which errors speak of it.
+    whole decisions. `env_index` is the name under which errors speak of it; of several tasks it
+    also says which one this is (modulo their number).
     """
     check_task(task)
+    if multi.is_multi(task):
+        shared = spec_of(task, action_repeat=action_repeat, max_episode_steps=max_episode_steps)
+        return _make_member(shared, render_mode=render_mode, env_index=env_index)
     key, _, name = task.partition(":")
     built = FAMILIES[key].build(name, render_mode)
     repeat = built.action_repeat if action_repeat is None else action_repeat
@@ -61,6 +70,16 @@ def make_single(
     )
 
 
+def _make_member(shared: EnvSpec, *, render_mode: str | None, env_index: int) -> multi.MemberEnv:
+    """Environment `env_index` of several tasks."""
+    number = env_index % len(shared.tasks)
+    task = shared.tasks[number].task
+    check_task(task)  # in a worker, this imports what registers it
+    key, _, name = task.partition(":")
+    built = FAMILIES[key].build(name, render_mode)
+    return multi.MemberEnv(built.env, shared, env_index, number)
+
+
 def make_env(
     task: str,
     num_envs: int = 1,
@@ -72,18 +91,25 @@ def make_env(
     render_mode: str | None = None,
     timeout_seconds: float | None = None,
 ) -> VectorEnv:
-    """`num_envs` environments of one task, in this process or each in its own.
+    """`num_envs` environments of one task, in this process or each in its own; of several tasks,
+    so many of each.
 
     A reset or step that lasts longer than `timeout_seconds` is an EnvFailure; None waits for ever.
     """
     require(num_envs >= 1, "num_envs", num_envs, "at least 1")
     check_task(task)
-    options: dict[str, Any] = {
+    limits: dict[str, Any] = {
         "action_repeat": action_repeat,
         "max_episode_steps": max_episode_steps,
-        "render_mode": render_mode,
     }
-    makers = [functools.partial(make_single, task, env_index=i, **options) for i in range(num_envs)]
+    make: Callable[..., TaskEnv] = functools.partial(make_single, task, **limits)
+    if multi.is_multi(task):
+        shared = spec_of(task, **limits)
+        num_envs *= len(shared.tasks)
+        make = functools.partial(_make_member, shared)
+    makers = [
+        functools.partial(make, render_mode=render_mode, env_index=i) for i in range(num_envs)
+    ]
     return VectorEnv(makers, seed, workers=workers, timeout_seconds=timeout_seconds)
 
 
@@ -91,6 +117,9 @@ def spec_of(
     task: str, *, action_repeat: int | None = None, max_episode_steps: int | None = None
 ) -> EnvSpec:
     """What an agent will see of a task."""
+    if multi.is_multi(task):
+        limits = {"action_repeat": action_repeat, "max_episode_steps": max_episode_steps}
+        return multi.joint_spec(task, tuple(spec_of(own, **limits) for own in multi.members(task)))
     make = functools.partial(
         make_single, task, action_repeat=action_repeat, max_episode_steps=max_episode_steps
     )

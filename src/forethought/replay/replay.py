@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from forethought.replay.blocks import (
 )
 from forethought.replay.checks import check_cover, check_rows, check_streams
 from forethought.replay.rows import Batch, ReplayError, RowSpec
-from forethought.replay.slices import EpisodeSampler, Sampler, TransitionSampler
+from forethought.replay.slices import EpisodeSampler, Sampler, TaskSampler, TransitionSampler
 from forethought.replay.stacks import sources, windows
 from forethought.replay.storage import Ints, Storage
 from forethought.seeding import numpy_state, restore_numpy
@@ -75,8 +76,14 @@ class Replay:
         self._row_bytes = self.row_spec.row_bytes + 4 + (0 if per_episode else 8)
         memory.check_fits(self._row_bytes, num_envs, config.capacity_rows, self.storage_device)
         self._storage = Storage(self.row_spec, num_envs, capacity, self.storage_device)
-        sampler = EpisodeSampler if per_episode else TransitionSampler
-        self._sampler: Sampler = sampler(self._storage, slice_rows, self.row_spec.history)
+        sampler = functools.partial(
+            EpisodeSampler if per_episode else TransitionSampler,
+            self._storage,
+            slice_rows,
+            self.row_spec.history,
+        )
+        tasks = len(spec.tasks)
+        self._sampler: Sampler = TaskSampler(sampler, tasks, num_envs) if tasks else sampler()
         # A block larger than the ring would have lost rows before it fills.
         self._blocks = Blocks(self._storage, min(config.block_rows, capacity))
         self._stream = stream

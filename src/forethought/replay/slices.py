@@ -7,6 +7,9 @@ A slice is L consecutive rows of one episode, all of them still in the ring toge
   TD-MPC2 rule).
 - `TransitionSampler`: a start, uniformly over all valid ones, those of the open episode included.
 
+With several tasks there is one of them for each, and every slice is of a task that is drawn first,
+uniformly: `TaskSampler`.
+
 Neither ever looks at the whole ring nor draws twice: a row costs O(1) amortised, a batch O(batch)
 (and O(streams) for the second).
 """
@@ -14,6 +17,7 @@ Neither ever looks at the whole ring nor draws twice: a row costs O(1) amortised
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -64,7 +68,10 @@ class EpisodeSampler:
     random integer picks an episode. Its order decides what a random number means, and is saved.
     """
 
-    def __init__(self, storage: Storage, slice_rows: int, history: int) -> None:
+    def __init__(
+        self, storage: Storage, slice_rows: int, history: int, own: Sequence[int] | None = None
+    ) -> None:
+        """`own` are the streams that it is for; None: all. It hears of no others."""
         self.storage = storage
         self.slice_rows = slice_rows
         self.history = history
@@ -156,10 +163,14 @@ class TransitionSampler:
     stream, kept in a ring, is the exact set of valid starts.
     """
 
-    def __init__(self, storage: Storage, slice_rows: int, history: int) -> None:
+    def __init__(
+        self, storage: Storage, slice_rows: int, history: int, own: Sequence[int] | None = None
+    ) -> None:
+        """`own` are the streams that it is for; None: all."""
         self.storage = storage
         self.slice_rows = slice_rows
         self.history = history
+        self.own = range(storage.num_envs) if own is None else own
         self.starts = np.empty((storage.num_envs, storage.capacity), np.int64)
         self.head = np.zeros(storage.num_envs, np.int64)  # starts ever removed
         self.tail = np.zeros(storage.num_envs, np.int64)  # starts ever added
@@ -210,7 +221,7 @@ class TransitionSampler:
     def restore(self, state: dict[str, Ints]) -> None:
         """Find the valid starts among the rows in the ring, in their order."""
         storage, span = self.storage, self.slice_rows - 1
-        for stream in range(storage.num_envs):
+        for stream in self.own:
             oldest = int(storage.oldest[stream])
             last = np.arange(oldest + span, storage.written[stream])
             last = last[storage.age[storage.slots(stream, last)] >= span]
@@ -226,3 +237,62 @@ class TransitionSampler:
             return start
         slot = stream * self.storage.capacity + start % self.storage.capacity
         return start - min(int(self.storage.age[slot]), self.history)
+
+
+class TaskSampler:
+    """Every slice is of a task drawn uniformly, however many or long the tasks' episodes are.
+
+    Stream i is of task i modulo the number of tasks. A task without a slice yet is left out.
+    """
+
+    def __init__(self, make: Callable[[Sequence[int]], Sampler], tasks: int, streams: int) -> None:
+        """`make` gives the sampler of some of the streams."""
+        self.parts = [make(range(task, streams, tasks)) for task in range(tasks)]
+
+    @property
+    def count(self) -> int:
+        """Episodes, or starts, that can be drawn from."""
+        return sum(part.count for part in self.parts)
+
+    def row_added(self, stream: int, row: int, age: int) -> None:
+        """Tell the sampler of the stream's task."""
+        self._of(stream).row_added(stream, row, age)
+
+    def episode_closed(self, stream: int, first: int, end: int) -> None:
+        """Tell the sampler of the stream's task."""
+        self._of(stream).episode_closed(stream, first, end)
+
+    def draw(self, batch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """Streams [B] and first rows [B] of a batch of slices."""
+        ready = [part for part in self.parts if part.count] or self.parts[:1]
+        chosen = rng.integers(0, len(ready), size=batch)
+        drawn = np.empty((2, batch), np.int64)
+        for number, part in enumerate(ready):
+            places = np.flatnonzero(chosen == number)
+            if len(places):
+                drawn[:, places] = part.draw(len(places), rng)
+        return drawn[0], drawn[1]
+
+    def state(self) -> dict[str, Ints]:
+        """That of every task's sampler."""
+        states = [part.state() for part in self.parts]
+        return {f"{i}/{name}": x for i, state in enumerate(states) for name, x in state.items()}
+
+    def check(self, state: dict[str, Ints], written: list[int]) -> None:
+        """Refuse what the sampler of a task refuses."""
+        for part, own in zip(self.parts, self._split(state)):
+            part.check(own, written)
+
+    def restore(self, state: dict[str, Ints]) -> None:
+        """Take over what `state` gave."""
+        for part, own in zip(self.parts, self._split(state)):
+            part.restore(own)
+
+    def _of(self, stream: int) -> Sampler:
+        return self.parts[stream % len(self.parts)]
+
+    def _split(self, state: dict[str, Ints]) -> list[dict[str, Ints]]:
+        return [
+            {k.removeprefix(f"{i}/"): x for k, x in state.items() if k.startswith(f"{i}/")}
+            for i in range(len(self.parts))
+        ]

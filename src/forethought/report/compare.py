@@ -96,7 +96,7 @@ class Comparison:
                 task: [_statistics(group) for group in self.groups(task)] for task in self.tasks
             },
             "improvement": [
-                {"task": task, "of": x.label, "over": y.label, "env_frames": at, **asdict(chance)}
+                {"task": task, "of": x.label, "over": y.label, _counter(x): at, **asdict(chance)}
                 for task in self.tasks
                 for x, y, at, chance in self.improvements(task)
             ],
@@ -166,11 +166,15 @@ def _joined(records: Sequence[RunRecord]) -> dict[str, Any]:
     }
 
 
+def _counter(group: Group) -> str:
+    return "env_frames" if group.unit == "frames" else group.unit
+
+
 def _statistics(group: Group) -> dict[str, Any]:
     return {
         "side": group.label,
         "seeds": list(group.seeds),
-        "env_frames": group.last_frames,
+        _counter(group): group.last_frames,
         **{name: asdict(value) for name, value in group.summary().items()},
         "random_play": group.random_score,
         "ms_per_agent_step": group.ms_per_agent_step(),
@@ -218,7 +222,7 @@ def _show_statistics(comparison: Comparison, task: str, console: Console) -> Non
     found = [group.summary() for group in groups]
     rows = {
         "seeds": [", ".join(map(str, group.seeds)) for group in groups],
-        "frames": [f"{group.last_frames:,}" for group in groups],
+        groups[0].unit: [f"{group.last_frames:,}" for group in groups],
         "last evaluation": [str(summary["last"]) for summary in found],
         "IQM": [str(summary["iqm"]) for summary in found],
         "best": [str(summary["best"]) for summary in found],
@@ -229,12 +233,12 @@ def _show_statistics(comparison: Comparison, task: str, console: Console) -> Non
     at = fair_frames(groups)
     if at is not None and any(group.last_frames != at for group in groups):
         means = [statistics.estimate(statistics.mean, [group.scores_at(at)]) for group in groups]
-        rows[f"at {at:,} frames"] = [str(mean) for mean in means]
+        rows[f"at {at:,} {groups[0].unit}"] = [str(mean) for mean in means]
     for name, cells in rows.items():
         table.add_row(name, *cells, style="bold" if name == "last evaluation" else "")
     console.print(table)
     for better, worse, at, chance in comparison.improvements(task):
-        words = f"A run of {better.label} beats one of {worse.label} at {at:,} frames"
+        words = f"A run of {better.label} beats one of {worse.label} at {at:,} {better.unit}"
         console.print(_text(f"{words} with probability {chance}."), soft_wrap=True)
 
 

@@ -137,7 +137,7 @@ def _draw_task(axes: Axes, task: str, groups: Sequence[Group], looks: Mapping[st
     axes.xaxis.set_major_formatter(lambda value, _: frames_text(value))
     axes.locator_params(axis="x", nbins=5)
     axes.locator_params(axis="y", nbins=6)
-    axes.set_xlabel("environment frames")
+    axes.set_xlabel("environment frames" if groups[0].unit == "frames" else groups[0].unit)
     axes.set_ylabel("return")
     caption = "\n".join(_captions(groups))
     axes.text(0, 1.03, caption, transform=axes.transAxes, color=FAINT, fontsize=12, va="bottom")

@@ -41,6 +41,11 @@ class Group:
         return self.runs[0].task
 
     @property
+    def unit(self) -> str:
+        """What `frames` are here: of offline runs, updates."""
+        return self.runs[0].unit
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(run.seed for run in self.runs)
 
@@ -66,7 +71,9 @@ class Group:
         """The score of each run at these frames, where each must have been evaluated."""
         found = [score_at(run, frames) for run in self.runs]
         if None in found:
-            raise ValueError(f"{self.label}: not every run was evaluated at {frames:,} frames.")
+            raise ValueError(
+                f"{self.label}: not every run was evaluated at {frames:,} {self.unit}."
+            )
         return np.array(found, np.float64)
 
     @property
@@ -117,6 +124,13 @@ class Group:
             "area": statistics.estimate(statistics.mean, [self.areas()]),
         }
 
+    def normalised(self) -> dict[str, Array]:
+        """Of several tasks: each one's scores from 0 to 100 where the runs are compared, by name;
+        only of tasks and runs that have them."""
+        rows = [run.normalised.get(_evaluated_at(run, self.last_frames), {}) for run in self.runs]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: np.array([row[name] for row in rows if name in row]) for name in names}
+
     def ms_per_agent_step(self) -> float | None:
         """Median over the runs."""
         known = [run.ms_per_agent_step for run in self.runs if run.ms_per_agent_step is not None]
@@ -128,8 +142,14 @@ def score_at(run: RunRecord, frames: int) -> float | None:
 
     An earlier evaluation says nothing about these frames, and a later one even less.
     """
+    at = _evaluated_at(run, frames)
+    return run.evaluations[at] if at >= 0 else None
+
+
+def _evaluated_at(run: RunRecord, frames: int) -> int:
+    """Where the run was evaluated at these frames or close before; -1 where it was not."""
     before = [at for at in run.evaluations if frames * (1 - NEAR) <= at <= frames]
-    return run.evaluations[before[-1]] if before else None
+    return before[-1] if before else -1
 
 
 def last_shared(runs: Sequence[RunRecord]) -> int | None:
@@ -171,14 +191,15 @@ def fair_frames(groups: Sequence[Group]) -> int | None:
 def not_comparable(groups: Sequence[Group]) -> str:
     """The sentence for groups that have no common evaluation."""
     spans = "; ".join(f"{group.label} at {_span(group.runs)}" for group in groups)
-    why = "not comparable, for they were never evaluated at the same frames"
+    why = f"not comparable, for they were never evaluated at the same {groups[0].unit}"
     return f"{groups[0].task}: {why} ({spans})."
 
 
 def _span(runs: Sequence[RunRecord]) -> str:
     every = {at for run in runs for at in run.evaluations}
     low, high = min(every), max(every)
-    return f"{low:,} frames" if low == high else f"{low:,} to {high:,} frames"
+    unit = runs[0].unit
+    return f"{low:,} {unit}" if low == high else f"{low:,} to {high:,} {unit}"
 
 
 def between_notes(groups: Sequence[Group]) -> list[str]:
@@ -191,7 +212,7 @@ def between_notes(groups: Sequence[Group]) -> list[str]:
         return []
     told = ", ".join(f"{group.label} (to {group.last_frames:,})" for group in longer)
     who = " and ".join(group.label for group in groups) if len(groups) < 3 else "the groups"
-    where = f"{groups[0].task}: {who} are compared with each other at {at:,} frames"
+    where = f"{groups[0].task}: {who} are compared with each other at {at:,} {groups[0].unit}"
     return [f"{where}, the last that all were evaluated at; {told} went on."]
 
 
@@ -304,7 +325,7 @@ def _length_note(group: Group) -> Iterable[str]:
     longer = [run for run in group.runs if max(run.evaluations) * (1 - NEAR) > group.last_frames]
     if longer:
         seeds = ", ".join(f"seed {run.seed}" for run in longer)
-        where = f"{group.task}, {group.label}: compared at {group.last_frames:,} frames"
+        where = f"{group.task}, {group.label}: compared at {group.last_frames:,} {group.unit}"
         yield f"{where}, which all seeds have reached; {seeds} went on."
 
 

@@ -103,7 +103,7 @@ def _answer(group: Group) -> str:
         spread = f"95 % interval {number(score.low)} to {number(score.high)}, {seeds}"
     else:
         spread = f"{seeds}, so no interval"
-    beside = [f"after {group.last_frames:,} frames"]
+    beside = [f"after {group.last_frames:,} {group.unit}"]
     if group.random_score is not None:
         beside.append(f"random play {number(group.random_score)}")
     if group.published is not None:
@@ -120,7 +120,7 @@ def _answer(group: Group) -> str:
 
 def _task_section(collection: Collection, task: str) -> str:
     groups = collection.tasks[task]
-    header = ("runs", "seeds", "frames", *list(MEANINGS)[:4], "random play", "ms per step")
+    header = ("runs", "seeds", groups[0].unit, *list(MEANINGS)[:4], "random play", "ms per step")
     rows = []
     for group in groups:
         found = group.summary()
@@ -142,7 +142,27 @@ def _task_section(collection: Collection, task: str) -> str:
     papers = {group.published for group in groups if group.published is not None}
     told = sorted(_source(paper) for paper in papers)
     source = "".join(f'<p class="note">{escape(text)}</p>' for text in told)
-    return f"<h2>{escape(task)}</h2>\n{picture}{source}\n{_table(header, rows, 'numbers')}"
+    table = f"{_table(header, rows, 'numbers')}{_normalised(groups)}"
+    return f"<h2>{escape(task)}</h2>\n{picture}{source}\n{table}"
+
+
+def _normalised(groups: Sequence[Group]) -> str:
+    """Of several tasks in one agent: the score of each, and their mean."""
+    found = [group.normalised() for group in groups]
+    tasks = list(dict.fromkeys(task for own in found for task in own))
+    if not tasks:
+        return ""
+
+    def cell(own: Mapping[str, statistics.Array], names: Sequence[str]) -> str:
+        scores = [own[name].mean() for name in names if name in own]
+        return number(float(sum(scores) / len(scores))) if len(scores) == len(names) else ABSENT
+
+    rows = [[task, *(cell(own, [task]) for own in found)] for task in tasks]
+    rows.append(["mean over tasks", *(cell(own, tasks) for own in found)])
+    told = "Normalised scores at the last evaluation, from 0 to 100: return / 10 in DeepMind "
+    told += "Control, else successes in percent."
+    table = _table(("task", *(group.label for group in groups)), rows, "numbers")
+    return f"{_note(told)}\n{table}"
 
 
 def _source(paper: Published) -> str:
@@ -182,7 +202,7 @@ def _between(collection: Collection, task: str) -> str:
         return _note(not_comparable(groups))
     scores = {group.label: [group.scores_at(at)] for group in groups}
     scores = {label: scores[label] for label in collection.methods}  # so that colours fit
-    return "\n".join([_note(f"{task} at {at:,} frames."), *_pictures(scores, "return")])
+    return "\n".join([_note(f"{task} at {at:,} {groups[0].unit}."), *_pictures(scores, "return")])
 
 
 def _pictures(scores: Mapping[str, Scores], unit: str) -> list[str]:
@@ -205,7 +225,10 @@ def _aggregates(collection: Collection) -> str:
         [label, *(str(statistics.estimate(measure, own)) for measure in measures.values())]
         for label, own in scores.items()
     ]
-    places = [f"{task} at {own.frames:,} frames" for task, own in collection.scales.items()]
+    places = [
+        f"{task} at {own.frames:,} {collection.tasks[task][0].unit}"
+        for task, own in collection.scales.items()
+    ]
     notes = [f"Normalised scores on {', '.join(places)}: {_scale(list(collection.scales))}."]
     notes += [f"Left out of the average: {text}" for text in collection.not_averaged]
     for label, own in scores.items():
@@ -274,7 +297,7 @@ def _runs_table(runs: Sequence[RunRecord]) -> str:
                 run.task,
                 str(run.seed),
                 str(run.facts["status"]),
-                f"{run.env_frames:,}",
+                f"{run.env_frames:,}" + ("" if run.unit == "frames" else f" {run.unit}"),
                 number(last[0]) if last else ABSENT,
                 ", ".join(map(str, run.facts["tags"])) or ABSENT,
                 str(run.facts.get("git_commit") or ABSENT)[:10],

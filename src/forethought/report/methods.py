@@ -15,7 +15,15 @@ Method = tuple[tuple[str, str], ...]
 IDENTITY = ("task", "seed")
 WATCHING = ("track.", "eval.video_")
 """Keys that begin so only watch a run."""
-LENGTH = ("steps", "train.checkpoint_every_agent_steps", "train.keep_checkpoints")
+LENGTH = (
+    "steps",
+    "train.checkpoint_every_agent_steps",
+    "train.keep_checkpoints",
+    "offline.updates",
+    "offline.checkpoint_every_updates",
+    "offline.log_every_updates",
+    "offline.storage",
+)
 """How long a run goes on and what it keeps: until it ends, every evaluation is the same."""
 
 

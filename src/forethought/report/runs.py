@@ -10,7 +10,7 @@ import math
 import os
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from forethought.tracking.run_directory import NoRun, RunDirectory
 QUIET = frozenset({"started", "about", "resumed", "done", "running", "checkpoint-size"})
 """Events of a run that goes as it should."""
 LAST_EPISODES = 10
+NORMALISED = "normalised_score/"
+"""Columns of eval.csv that begin so are the scores of single tasks."""
 LARGEST = 1e100
 """A return beyond this is damage: sums of such numbers overflow."""
 
@@ -36,11 +38,11 @@ class RunRecord:
     config: Mapping[str, Any]
     """config.yaml, keys dotted."""
     evaluations: Mapping[int, float]
-    """Mean return by env_frames, rising."""
+    """Mean return by env_frames, rising; of an offline run, which has none, by updates."""
     random_score: float | None
     """Mean return of random play, measured when the run began."""
     env_frames: int
-    """Frames trained so far."""
+    """Frames trained so far; of an offline run, updates."""
     agent_steps: int
     ms_per_agent_step: float | None
     """Median over the logging intervals in which it learned."""
@@ -50,10 +52,16 @@ class RunRecord:
     """Gates, failures and warnings, one sentence for each kind."""
     notes: tuple[str, ...]
     """What the reader left out, one sentence each."""
+    unit: str = "frames"
+    """What its evaluations are counted in: frames, or updates of an offline run."""
+    normalised: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Of a run of several tasks: by evaluation, each task's score from 0 to 100."""
 
     @property
     def task(self) -> str:
-        return str(self.facts["task"])
+        """An offline run is never drawn beside an online one: they share no axis."""
+        name = str(self.facts["task"])
+        return name if self.unit == "frames" else f"{name} (offline)"
 
     @property
     def agent(self) -> str:
@@ -73,7 +81,7 @@ class RunRecord:
     def no_evaluation(self) -> str:
         """The sentence for a run that has nothing to draw yet."""
         text = f"{self.path} has no evaluation yet ({self.facts['status']}"
-        text += f" at {self.env_frames:,} frames"
+        text += f" at {self.env_frames:,} {self.unit}"
         if self.training_return is not None:
             text += f", last training episodes {self.training_return:,.4g}"
         return text + "): it is left out."
@@ -119,7 +127,10 @@ def read_run(path: Path) -> RunRecord:
     """One run; FileError where it cannot be understood at all."""
     run = RunDirectory.open(path)
     notes: list[str] = []
-    evaluations = _evaluations(_rows(run.eval_csv, path, notes), path, notes)
+    config = flatten(run.config())
+    x = "env_frames" if config.get("offline.data") is None else "updates"
+    scored = _rows(run.eval_csv, path, notes)
+    evaluations = _evaluations(scored, x, path, notes)
     train = _rows(run.train_csv, path, notes)
     episodes = _rows(run.episodes_csv, path, notes)
     rows = [*train[-1:], *episodes[-1:]]
@@ -130,15 +141,17 @@ def read_run(path: Path) -> RunRecord:
     return RunRecord(
         path=path,
         facts=facts,
-        config=flatten(run.config()),
+        config=config,
         evaluations=evaluations,
         random_score=_random_score(facts, path, notes),
-        env_frames=int(max([*_numbers(rows, "env_frames"), *evaluations], default=0)),
+        env_frames=int(max([*_numbers(rows, x), *evaluations], default=0)),
         agent_steps=int(max(_numbers(rows, "agent_steps"), default=0)),
         ms_per_agent_step=statistics.median(times) if times else None,
         training_return=statistics.mean(returns) if returns else None,
         warnings=tuple(_warnings(run, notes)),
         notes=tuple(notes),
+        unit="frames" if x == "env_frames" else x,
+        normalised=_normalised(scored, x),
     )
 
 
@@ -151,10 +164,28 @@ def _rows(file: Path, run: Path, notes: list[str]) -> list[dict[str, str]]:
     return rows
 
 
-def _evaluations(rows: list[dict[str, str]], run: Path, notes: list[str]) -> dict[int, float]:
+def _normalised(rows: list[dict[str, str]], x: str) -> dict[int, dict[str, float]]:
+    """The scores of each of several tasks, by evaluation; nothing where there is one task."""
+    found: dict[int, dict[str, float]] = {}
+    for row in rows:
+        at = _number(row.get(x))
+        scores = {
+            name.removeprefix(NORMALISED): _number(text)
+            for name, text in row.items()
+            if name.startswith(NORMALISED)
+        }
+        own = {k: v for k, v in scores.items() if v is not None and abs(v) <= LARGEST}
+        if at is not None and own:
+            found[int(at)] = own
+    return found
+
+
+def _evaluations(
+    rows: list[dict[str, str]], x: str, run: Path, notes: list[str]
+) -> dict[int, float]:
     found: dict[int, float] = {}
     for place, row in enumerate(rows, start=2):
-        frames, score = _number(row.get("env_frames")), _number(row.get("return_mean"))
+        frames, score = _number(row.get(x)), _number(row.get("return_mean"))
         if frames is None or frames < 0 or score is None or abs(score) > LARGEST:
             notes.append(f"{run / 'eval.csv'}: line {place} holds no score and is left out.")
         else:

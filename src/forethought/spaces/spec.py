@@ -41,6 +41,9 @@ class EnvSpec:
     """Whether an episode may end by termination; False promises that it never does."""
     columns: tuple[Column, ...] = ()
     """Extra columns that the environment declares."""
+    tasks: tuple[EnvSpec, ...] = ()
+    """Where one agent plays several tasks: each as it is alone, unpadded. The fields above are then
+    what they share: the widest observation and action, the longest limit, the largest repeat."""
 
     @property
     def shapes(self) -> dict[str, str]:

@@ -57,3 +57,16 @@ def train_columns(metric_names: Sequence[str]) -> tuple[str, ...]:
     """The columns of train.csv for an agent that reports `metric_names`."""
     own = (*LEADING, *TRAIN_TIMES, NONFINITE_COLUMN)
     return (*own, *(name for name in metric_names if name != NONFINITE_FLAG))
+
+
+def episode_columns(tasks: Sequence[str]) -> tuple[str, ...]:
+    """The columns of episodes.csv in a run of these tasks; none: of a single one."""
+    return (*EPISODE, "task") if tasks else EPISODE
+
+
+def evaluation_columns(tasks: Sequence[str]) -> tuple[str, ...]:
+    """The columns of eval.csv in a run of these tasks; none: of a single one."""
+    if not tasks:
+        return EVALUATION
+    own = [f"{what}/{task}" for task in tasks for what in ("return_mean", "normalised_score")]
+    return (*EVALUATION, "normalised_score", *own)

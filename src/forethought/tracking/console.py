@@ -35,21 +35,23 @@ class ConsoleSink:
         steps: int,
         console: Console | None = None,
         now: Callable[[], float] = time.monotonic,
+        unit: str = "agent_steps",
     ) -> None:
-        self._steps = steps
+        """`steps` is the run's length in its unit."""
+        self._steps, self._unit = steps, unit
         self._console = console or Console(stderr=True)
         self._now = now
         self._period = LIVE_PERIOD_S if self._console.is_terminal else PLAIN_PERIOD_S
         self._live: Live | None = None
         self._next = 0.0
         self._name = ""
-        self._agent_steps = 0
+        self._position = 0
         self._phase = ""
         """What is done instead of learning step by step; "" for that."""
         self._last_return: float | None = None
         self._last_evaluation: float | None = None
         self._marks: deque[tuple[float, int]] = deque()
-        """(seconds, agent steps) at recent drawings of the present phase."""
+        """(seconds, position) at recent drawings of the present phase."""
 
     def start(self, run: RunDirectory) -> None:
         about = run.run_json
@@ -61,7 +63,9 @@ class ConsoleSink:
             self._live.start()
 
     def train(self, row: Row) -> None:
-        self._agent_steps = _count(row)
+        count = row[self._unit]
+        assert isinstance(count, int)
+        self._position = count
 
     def episode(self, row: Row) -> None:
         self._last_return = _number(row.get("return"))
@@ -69,17 +73,17 @@ class ConsoleSink:
     def evaluation(self, row: Row) -> None:
         self._last_evaluation = _number(row.get("return_mean"))
 
-    def progress(self, agent_steps: int, phase: str) -> None:
+    def progress(self, position: int, phase: str) -> None:
         """Called at every step and update; draws only when the period has passed.
 
         `phase` names the work since the last call, such as an evaluation or random play; with ""
         the agent took its own steps and learned from them.
         """
-        self._agent_steps = agent_steps
+        self._position = position
         self._enter(phase)
         now = self._now()
         if not self._marks:
-            self._marks.append((now, agent_steps))  # a resumed run is not at 0
+            self._marks.append((now, position))  # a resumed run is not at 0
         if now >= self._next:
             self._draw()
 
@@ -99,7 +103,7 @@ class ConsoleSink:
     def _draw(self) -> None:
         now = self._now()
         self._next = now + self._period
-        self._marks.append((now, self._agent_steps))
+        self._marks.append((now, self._position))
         while len(self._marks) > 2 and now - self._marks[0][0] > SPEED_WINDOW_S:
             self._marks.popleft()
         if self._live is None:
@@ -109,7 +113,7 @@ class ConsoleSink:
 
     def _line(self) -> str:
         """The status without a terminal."""
-        steps = f"{self._steps_done()} agent steps"
+        steps = f"{self._steps_done()} {self._unit.replace('_', ' ')}"
         return " · ".join([self._share(), self._name, steps, *self._findings()])
 
     def _live_line(self) -> Table:
@@ -125,16 +129,16 @@ class ConsoleSink:
         columns = min(most, room - len(text) - 1)
         if columns >= least:
             total = max(self._steps, 1)
-            cells.append(ProgressBar(total=total, completed=self._agent_steps, width=columns))
+            cells.append(ProgressBar(total=total, completed=self._position, width=columns))
         table = Table.grid(padding=(0, 1))
         table.add_row(*cells, Text(text, no_wrap=True, overflow="ellipsis"))
         return table
 
     def _share(self) -> str:
-        return f"{min(1.0, self._agent_steps / max(self._steps, 1)):4.0%}"
+        return f"{min(1.0, self._position / max(self._steps, 1)):4.0%}"
 
     def _steps_done(self) -> str:
-        return f"{self._agent_steps:,}/{self._steps:,}"
+        return f"{self._position:,}/{self._steps:,}"
 
     def _findings(self) -> list[str]:
         """Speed, ETA, return, evaluation and phase, as far as they are known."""
@@ -143,7 +147,7 @@ class ConsoleSink:
         if speed > 0:
             parts.append(f"{speed:.1f}/s")
         if speed > 0 and not self._phase:  # only learning tells how long the rest will take
-            left = max(0, self._steps - self._agent_steps) / speed
+            left = max(0, self._steps - self._position) / speed
             parts.append(f"ETA {_duration(left)}")
         if self._last_return is not None:
             parts.append(f"return {self._last_return:.1f}")
@@ -154,15 +158,9 @@ class ConsoleSink:
         return parts
 
     def _speed(self) -> float:
-        """Agent steps per second in the recent past of this phase; 0 while nothing can be said."""
+        """Steps per second in the recent past of this phase; 0 while nothing can be said."""
         (first, before), (last, after) = self._marks[0], self._marks[-1]
         return (after - before) / (last - first) if last - first >= LEAST_WINDOW_S else 0.0
-
-
-def _count(row: Row) -> int:
-    value = row["agent_steps"]
-    assert isinstance(value, int)
-    return value
 
 
 def _number(value: object) -> float | None:

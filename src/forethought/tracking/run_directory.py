@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import subprocess
@@ -27,6 +28,8 @@ from forethought.files import (
 from forethought.tracking.events import EventsFile, read_events
 from forethought.tracking.lock import Lock
 
+LONGEST_NAME = 150
+"""Letters of a task's folder; file systems take 255."""
 SCHEMA = 1
 """Version of run.json's layout."""
 STATUSES = ("running", "done", "interrupted", "diverged", "failed")
@@ -266,7 +269,7 @@ def _make(out: Path) -> Path:
 
 
 def _make_default(agent: str, task: str, seed: int) -> Path:
-    folder = Path("runs") / task.replace(":", "-").replace("/", "-") / agent
+    folder = Path("runs") / _folder_name(task) / agent
     name = f"{seed}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -278,6 +281,14 @@ def _make_default(agent: str, task: str, seed: int) -> Path:
     except OSError as error:
         raise _not_created(folder / name, error) from error
     raise FileError(f"{folder / name} could not be created: choose another place with --out.")
+
+
+def _folder_name(task: str) -> str:
+    """The task as a folder; of many tasks, their number and what tells them from other ones."""
+    if len(task) > LONGEST_NAME:
+        digest = hashlib.sha256(task.encode()).hexdigest()[:8]
+        return f"{task.partition(':')[0]}-{task.count(',') + 1}-tasks-{digest}"
+    return task.replace(":", "-").replace("/", "-")
 
 
 def _not_created(path: Path, error: OSError) -> FileError:

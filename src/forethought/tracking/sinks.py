@@ -33,7 +33,7 @@ class Sink(Protocol):
 class LiveSink(Protocol):
     """A sink that also follows the run between rows; called at every step, so it must be cheap."""
 
-    def progress(self, agent_steps: int, phase: str) -> None: ...
+    def progress(self, position: int, phase: str) -> None: ...
 
 
 @runtime_checkable
@@ -71,10 +71,10 @@ class GuardedSink:
         """Pass a row of this kind ('train', 'episode', 'evaluation') on."""
         self._call(kind, row)
 
-    def progress(self, agent_steps: int, phase: str) -> None:
+    def progress(self, position: int, phase: str) -> None:
         """Tell a live sink how far the run is."""
         if self._live is not None and self._started:
-            self._call("progress", agent_steps, phase)
+            self._call("progress", position, phase)
 
     def video(self, row: Row) -> None:
         """Pass a video on, to a sink that shows such."""
@@ -128,8 +128,8 @@ def numbers(row: Row) -> dict[str, float]:
     }
 
 
-def make_sinks(track: TrackConfig, steps: int) -> list[Sink]:
-    """The sinks that the configuration asks for; `steps` is the run's length in agent steps.
+def make_sinks(track: TrackConfig, steps: int, unit: str = "agent_steps") -> list[Sink]:
+    """The sinks that the configuration asks for; `steps` is the run's length in its unit.
 
     A missing package is an error here, before any work begins.
     """
@@ -139,17 +139,18 @@ def make_sinks(track: TrackConfig, steps: int) -> list[Sink]:
                 f"track.{package} is true, but the package {package} is not installed: "
                 f"pip install 'forethought[{package}]'."
             )
+    x = "env_frames" if unit == "agent_steps" else unit
     sinks: list[Sink] = []
     if track.console:
         from forethought.tracking.console import ConsoleSink
 
-        sinks.append(ConsoleSink(steps))
+        sinks.append(ConsoleSink(steps, unit=unit))
     if track.tensorboard:
         from forethought.tracking.tensorboard import TensorBoardSink
 
-        sinks.append(TensorBoardSink())
+        sinks.append(TensorBoardSink(x))
     if track.wandb:
         from forethought.tracking.wandb import WandbSink
 
-        sinks.append(WandbSink(track.wandb_project or "forethought"))
+        sinks.append(WandbSink(track.wandb_project or "forethought", x))
     return sinks

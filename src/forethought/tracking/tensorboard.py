@@ -14,7 +14,9 @@ from forethought.tracking.video import preview
 class TensorBoardSink:
     """Curves over env_frames, in groups 'train', 'episode' and 'eval'."""
 
-    def __init__(self) -> None:
+    def __init__(self, x: str = "env_frames") -> None:
+        """`x` is the counter to draw over; an offline run has no frames, but updates."""
+        self._x = x
         self._folder: Path | None = None
         self._writer: Any = None
 
@@ -37,8 +39,8 @@ class TensorBoardSink:
         gif, (width, height) = preview(Path(str(row["file"])))
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
         summary = Summary(value=[Summary.Value(tag="eval/video", image=image)])
-        env_frames = int(numbers(row)["env_frames"])
-        self._at(env_frames).file_writer.add_summary(summary, env_frames)
+        at = int(numbers(row)[self._x])
+        self._at(at).file_writer.add_summary(summary, at)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -46,16 +48,16 @@ class TensorBoardSink:
 
     def _write(self, group: str, row: Row) -> None:
         values = numbers(row)
-        env_frames = int(values["env_frames"])
+        at = int(values[self._x])
         for name, value in values.items():
-            self._at(env_frames).add_scalar(f"{group}/{name}", value, global_step=env_frames)
+            self._at(at).add_scalar(f"{group}/{name}", value, global_step=at)
 
-    def _at(self, env_frames: int) -> Any:
+    def _at(self, at: int) -> Any:
         """The writer, opened by what is written first."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
             # After a resume the curve goes on from its first row; what a killed process had
             # written beyond it is dropped.
-            self._writer = SummaryWriter(str(self._folder), purge_step=env_frames)
+            self._writer = SummaryWriter(str(self._folder), purge_step=at)
         return self._writer

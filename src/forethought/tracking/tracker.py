@@ -38,8 +38,12 @@ class Tracker:
         clock: Clock,
         metric_names: Sequence[str],
         now: Callable[[], float] = time.monotonic,
+        tasks: Sequence[str] = (),
     ) -> None:
-        """`clock` is the run's own; `now` must never go back, whatever happens to the date."""
+        """`clock` is the run's own; `now` must never go back, whatever happens to the date.
+
+        `tasks` are the names of the tasks where there are several.
+        """
         self.run = run
         self.csv_failures = 0
         self._clock = clock
@@ -50,8 +54,8 @@ class Tracker:
         self._last_flush = {**clock.row(), "wall_s": 0.0}
         self._files = {
             "train": CsvFile(run.train_csv, columns.train_columns(metric_names)),
-            "episode": CsvFile(run.episodes_csv, columns.EPISODE),
-            "evaluation": CsvFile(run.eval_csv, columns.EVALUATION),
+            "episode": CsvFile(run.episodes_csv, columns.episode_columns(tasks)),
+            "evaluation": CsvFile(run.eval_csv, columns.evaluation_columns(tasks)),
         }
         self._sinks = [GuardedSink(sink, run) for sink in sinks]
 
@@ -78,7 +82,7 @@ class Tracker:
         """Close the interval: one row of train.csv, if any step was taken since the last."""
         for sink in self._sinks:
             sink.retry()
-        if clock.agent_steps == self._last_flush["agent_steps"] and self._metrics.empty:
+        if clock.position == self._last_flush[clock.unit] and self._metrics.empty:
             return
         now = {**clock.row(), "wall_s": self.wall_s}
         times = _times(self._last_flush, now)
@@ -107,7 +111,7 @@ class Tracker:
     def tick(self, phase: str = "") -> None:
         """Keep a live status alive between rows; cheap enough for every step and update."""
         for sink in self._sinks:
-            sink.progress(self._clock.agent_steps, phase)
+            sink.progress(self._clock.position, phase)
 
     def state(self) -> dict[str, Any]:
         """Everything that decides the coming rows, JSON-able."""

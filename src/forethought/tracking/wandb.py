@@ -22,8 +22,9 @@ class WandbSink:
     their mean, with `episode/count`; episodes.csv has each of them.
     """
 
-    def __init__(self, project: str) -> None:
-        self._project = project
+    def __init__(self, project: str, x: str = "env_frames") -> None:
+        """`x` is the counter to draw over; an offline run has no frames, but updates."""
+        self._project, self._x = project, x
         self._run: Any = None
         self._ended: list[dict[str, float]] = []
         """Episodes that ended at one count of env_frames, not yet logged."""
@@ -59,7 +60,7 @@ class WandbSink:
         import wandb
 
         self._log_episodes()
-        step = int(numbers(row)["env_frames"])
+        step = int(numbers(row)[self._x])
         self._run.log({"eval/video": wandb.Video(str(row["file"]), format="mp4")}, step=step)
 
     def close(self) -> None:
@@ -81,4 +82,4 @@ class WandbSink:
 
     def _log(self, group: str, values: dict[str, float]) -> None:
         data = {f"{group}/{name}": value for name, value in values.items()}
-        self._run.log(data, step=int(values["env_frames"]))
+        self._run.log(data, step=int(values[self._x]))

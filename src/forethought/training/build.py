@@ -6,6 +6,9 @@ import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from forethought import files
 from forethought.agents import registry
@@ -20,6 +23,7 @@ from forethought.config import (
     diff,
     to_dict,
 )
+from forethought.data import Dataset
 from forethought.envs import VectorEnv, make_env, spec_of
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
@@ -38,10 +42,16 @@ FREE_KEYS = frozenset(
         "env.max_restarts",
         "train.checkpoint_every_agent_steps",
         "train.keep_checkpoints",
+        "offline.data",
+        "offline.storage",
+        "offline.updates",
+        "offline.checkpoint_every_updates",
+        "offline.log_every_updates",
     }
 )
 """What a person may change between two sittings (with all of `track`): how long the run is, and
-what is done about failures. Nothing that decides what is computed."""
+what is done about failures. Nothing that decides what is computed: where recorded data lies is
+free, because a checkpoint knows it by its content."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,14 @@ class Parts:
     """What a run computes with; made before its directory, so that bad input leaves no trace."""
 
     streams: Streams
-    env: VectorEnv
+    env: VectorEnv | None
+    """None where the run learns from recorded data."""
     agent: Agent
+
+    def close(self) -> None:
+        """Ends the environments."""
+        if self.env is not None:
+            self.env.close()
 
 
 def build_parts(config: RunConfig) -> Parts:
@@ -61,6 +77,11 @@ def build_parts(config: RunConfig) -> Parts:
     keep_freed_memory()
     device = resolve_device(config.device)
     streams = Streams(config.seed)
+    if config.is_offline:
+        spec = task_spec(config.task, config.env)
+        agent = _new_agent(config, spec, streams, device, num_envs=1)
+        _attach_data(agent, config)
+        return Parts(streams, None, agent)
     env = make_env(
         config.task,
         config.env.num_envs,
@@ -70,19 +91,25 @@ def build_parts(config: RunConfig) -> Parts:
         timeout_seconds=config.env.timeout_seconds,
     )
     try:
-        agent = registry.agent_class(config.agent_name)(
-            env.spec_for_agent,
-            config.agent,
-            config.replay,
-            streams=streams,
-            device=device,
-            num_envs=config.env.num_envs,
-        )
+        agent = _new_agent(config, env.spec_for_agent, streams, device, num_envs=env.num_envs)
         _ = agent.replay  # made now: a ring that does not fit is refused before work begins
     except BaseException:
         env.close()  # worker processes must not outlive a refusal
         raise
     return Parts(streams, env, agent)
+
+
+def _new_agent(
+    config: RunConfig, spec: EnvSpec, streams: Streams, device: torch.device, **options: Any
+) -> Agent:
+    make = registry.agent_class(config.agent_name)
+    return make(spec, config.agent, config.replay, streams=streams, device=device, **options)
+
+
+def _attach_data(agent: Agent, config: RunConfig) -> None:
+    """Lets the agent learn from the run's recorded data; what does not fit is refused here."""
+    data = [Dataset.open(Path(folder)) for folder in config.offline.folders]
+    agent.learn_from(data, config.offline.storage)
 
 
 def read_config(run: RunDirectory) -> RunConfig:
@@ -133,15 +160,17 @@ def load_agent(
     if changes:
         text = "; ".join(changes)
         log.warning("config.yaml has changed since %s was written: %s.", folder.name, text)
-    agent = registry.agent_class(config.agent_name)(
-        task_spec(config.task, config.env),
-        config.agent,
-        config.replay,
-        streams=Streams(config.seed),
-        device=resolve_device(device),
-        num_envs=config.env.num_envs,
+    spec = task_spec(config.task, config.env)
+    agent = _new_agent(
+        config,
+        spec,
+        Streams(config.seed),
+        resolve_device(device),
+        num_envs=1 if config.is_offline else config.env.num_envs * max(1, len(spec.tasks)),
         for_acting=for_acting,
     )
+    if config.is_offline and not for_acting:
+        _attach_data(agent, config)
     agent.load(folder, run.replay)
     return agent
 

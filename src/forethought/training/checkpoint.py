@@ -55,14 +55,20 @@ class Checkpoints:
         self._size_told = False
 
     def save(
-        self, agent: Agent, loop: State, counters: Mapping[str, int], score: float | None
+        self,
+        agent: Agent,
+        loop: State,
+        counters: Mapping[str, int],
+        score: float | None,
+        unit: str = "agent_steps",
     ) -> Path:
         """Publishes a checkpoint, then forgets what need not be kept; FileError if it cannot.
 
-        `score` is the mean return of the evaluation at this very step, if there was one.
+        `score` is the mean return of the evaluation at this very step, if there was one; `unit` is
+        the counter that the step is of.
         """
         self._forget_deleted()
-        step = counters["agent_steps"]
+        step = counters[unit]
         path = self.folder / f"step-{step:09d}"
         agent_json, agent_tensors = agent.state()
         replay_json, replay_tensors = agent.replay.state()
@@ -73,6 +79,8 @@ class Checkpoints:
             "replay_blocks": block_hashes(replay_json),
         }
         meta |= agent.origin() | agent.facts()
+        if unit != "agent_steps":
+            meta["step_unit"] = unit
         if self.config is not None:
             meta |= {"config": self.config, "config_sha256": config_hash(self.config)}
         sizes = {

@@ -28,7 +28,7 @@ from forethought.config import EnvConfig
 from forethought.envs import EnvFailure, EpisodeLog, replay_episode
 from forethought.envs.episodes import legal_random, success_of
 from forethought.seeding import numpy_state, restore_numpy
-from forethought.spaces import nested
+from forethought.spaces import EnvSpec, nested
 from forethought.tracking import Tracker
 from forethought.training.build import Parts
 from forethought.training.restarts import Restarts
@@ -60,6 +60,7 @@ class Collector:
         seed_agent_steps: int,
         config: EnvConfig,
     ) -> None:
+        assert parts.env is not None
         self.env, self.agent, self.streams = parts.env, parts.agent, parts.streams
         self.clock, self.tracker = clock, tracker
         self.seed_agent_steps = seed_agent_steps
@@ -86,9 +87,9 @@ class Collector:
         failures = {i: step for i, step in enumerate(steps) if isinstance(step, EnvFailure)}
         if failures and not self.restarts.allowed:
             raise _first_of(failures)
-        carried_out = len(steps) - len(failures)
-        self.clock.agent_steps += carried_out
-        self.clock.env_frames += carried_out * self.env.spec_for_agent.action_repeat
+        carried_out = [i for i in range(len(steps)) if i not in failures]
+        self.clock.agent_steps += len(carried_out)
+        self.clock.env_frames += sum(self._frames_per_decision(i) for i in carried_out)
         over = list(failures)
         for i, step in enumerate(steps):
             if isinstance(step, EnvFailure):
@@ -168,6 +169,15 @@ class Collector:
         self.tracker.add(self.agent.acting_statistics(self.act_state))
         return actions
 
+    def _frames_per_decision(self, i: int) -> int:
+        spec = self.env.spec_for_agent
+        return self._task_of(i).action_repeat if spec.tasks else spec.action_repeat
+
+    def _task_of(self, i: int) -> EnvSpec:
+        """Which of several tasks environment i plays."""
+        spec: EnvSpec = self.env.spec_for_agent
+        return spec.tasks[int(self.infos[i]["task"])]
+
     def _see(self, i: int, obs: Any, info: Infos) -> None:
         """Takes an observation, and of the info the declared columns."""
         self.obs[i] = obs
@@ -180,6 +190,7 @@ class Collector:
     def _close(self, i: int, terminated: bool, truncated: bool, success: float | None) -> None:
         """Reports the episode of environment i and lines up the next."""
         episode = self.open[i]
+        several = bool(self.env.spec_for_agent.tasks)
         self.clock.episodes += 1
         self.tracker.episode(
             {
@@ -190,6 +201,7 @@ class Collector:
                 "terminated": terminated,
                 "truncated": truncated,
                 "seed": episode.log.seed,
+                **({"task": self._task_of(i).task} if several else {}),
             }
         )
         self.open[i] = self._lined_up(i, episode.number + 1)

@@ -56,6 +56,8 @@ SCORES = Kind(
 )
 
 CLOCK = dict.fromkeys(("agent_steps", "env_frames", "updates", "episodes"), COUNT)
+UNITS = ("agent_steps", "updates")
+"""What a checkpoint's name may count: an offline run takes no steps."""
 META = {**CLOCK, "eval_score": SCORE, "replay_blocks": GROUP}
 CSV = {"bytes": COUNT, "columns": [TEXT], "pending": [TEXT]}
 EPISODE = {"number": COUNT, "total": NUMBER, "log": {"seed": COUNT, "decisions": COUNT}}
@@ -78,7 +80,7 @@ LOOP = {
         "last_flush": {**CLOCK, "wall_s": NUMBER},
         "files": {"train": CSV, "episode": CSV, "evaluation": CSV},
     },
-    "collector": {
+    "collector?": {
         "exploration": GROUP,
         "act": GROUP,
         "first": [FLAG],
@@ -113,8 +115,9 @@ def check_json(pattern: Any, value: Any, where: str) -> None:
 def check_for_acting(path: Path, manifest: Manifest) -> None:
     """A checkpoint that can be played: the agent's files are there, at the step of its name."""
     files.require_files(path, manifest, AGENT_FILES)
-    check_json({"agent_steps": COUNT}, manifest.meta, f"{path / files.MANIFEST}")
-    step, named = manifest.meta["agent_steps"], int(path.name.rpartition("-")[2])
+    unit = _unit(manifest.meta, path)
+    check_json({unit: COUNT}, manifest.meta, f"{path / files.MANIFEST}")
+    step, named = step_of(manifest.meta), int(path.name.rpartition("-")[2])
     if step != named:
         raise FileError(f"{path} is of step {step}, though its name says {named}.")
 
@@ -128,7 +131,11 @@ def check_for_resuming(path: Path, manifest: Manifest) -> dict[str, str]:
     loop, agent = files.read_json(path / "loop.json"), files.read_json(path / "agent.json")
     check_json(LOOP, loop, f"{path / 'loop.json'}")
     check_json(AGENT, agent, f"{path / 'agent.json'}")
+    if "collector" not in loop and _unit(manifest.meta, path) == "agent_steps":
+        raise FileError(f"{path / 'loop.json'} has no collector.")
     counts = {loop["clock"]["agent_steps"], loop["budget"]["agent_steps"]}
+    if loop["clock"]["updates"] != manifest.meta["updates"]:
+        raise FileError(f"{path / 'loop.json'} counts other updates than the manifest.")
     if counts != {manifest.meta["agent_steps"]}:
         raise FileError(f"{path / 'loop.json'} counts other agent steps than the manifest.")
     with files.content_of(path / "agent.json"):
@@ -136,6 +143,21 @@ def check_for_resuming(path: Path, manifest: Manifest) -> dict[str, str]:
     if blocks != manifest.meta["replay_blocks"]:
         raise FileError(f"{path / 'agent.json'} names other replay blocks than the manifest.")
     return blocks
+
+
+def step_of(meta: Mapping[str, Any]) -> int:
+    """The step of a checkpoint, from its manifest: agent steps, or updates of an offline run."""
+    return int(meta[meta.get("step_unit", "agent_steps")])
+
+
+def _unit(meta: Mapping[str, Any], path: Path) -> str:
+    unit = meta.get("step_unit", "agent_steps")
+    if unit not in UNITS:
+        raise FileError(
+            f"{path / files.MANIFEST}: step_unit is {str(unit)[:80]!r}, but must be one of "
+            f"{', '.join(UNITS)}."
+        )
+    return str(unit)
 
 
 def block_hashes(replay_json: Mapping[str, Any]) -> dict[str, str]:
@@ -160,8 +182,10 @@ def try_out(path: Path, agent: Agent, replay_folder: Path) -> None:
         tensors = files.load_tensors(path / "replay.safetensors")
         agent.replay.check(saved["replay"], tensors, replay_folder)
     with files.content_of(path / "loop.safetensors"):
-        collector = files.read_json(path / "loop.json")["collector"]
-        _try_open_episodes(collector, files.load_tensors(path / "loop.safetensors"), agent)
+        collector = files.read_json(path / "loop.json").get("collector")
+        tensors = files.load_tensors(path / "loop.safetensors")
+        if collector is not None:  # an offline run has none
+            _try_open_episodes(collector, tensors, agent)
 
 
 def _try_open_episodes(collector: dict[str, Any], tensors: dict[str, Tensor], agent: Agent) -> None:

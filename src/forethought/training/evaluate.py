@@ -19,7 +19,7 @@ from forethought import config as conf
 from forethought import files
 from forethought.agents.base import Agent, AgentPolicy
 from forethought.config import EnvConfig
-from forethought.envs import EpisodeLog, VectorEnv, make_env
+from forethought.envs import EpisodeLog, VectorEnv, make_env, multi
 from forethought.envs.episodes import Played, Policy, legal_random, run_episodes
 from forethought.envs.film import Recording
 from forethought.seeding import Streams
@@ -27,9 +27,13 @@ from forethought.spaces import EnvSpec
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent, read_config
 from forethought.training.checkpoint import Checkpoints
+from forethought.training.contents import step_of
 from forethought.training.device import set_threads
 
-PARALLEL_ENVS = 10  # environments that an evaluation steps together at most
+PARALLEL_ENVS = 10
+"""Environments that an evaluation steps together at most; of several tasks, at least one each."""
+PER_EPISODE = ("returns", "lengths", "seeds", "terminated", "truncated", "success")
+"""Fields of a result that have one entry per episode."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class EvalResult:
     """agent_steps at which that checkpoint was saved; None for random play."""
     seed: int | None = None
     """The seed that the episodes' own seeds come from."""
+    tasks: tuple[str, ...] = ()
+    """Which of several tasks each episode was of; empty where there is one."""
 
     @classmethod
     def of(cls, played: Played, task: str, policy: str) -> EvalResult:
@@ -71,6 +77,7 @@ class EvalResult:
             truncated=tuple(e.truncated for e in episodes),
             success=tuple(e.success for e in episodes),
             failures=tuple(played.failures),
+            tasks=tuple(e.task for e in episodes if e.task is not None),
         )
 
     @property
@@ -88,8 +95,33 @@ class EvalResult:
 
     @property
     def mean(self) -> float:
-        """Mean return."""
+        """Mean return; of several tasks, the mean of their means."""
+        if self.tasks:
+            return float(np.mean([own.mean for own in self.by_task().values()]))
         return float(np.mean(self.returns))
+
+    def by_task(self) -> dict[str, EvalResult]:
+        """The episodes of each of several tasks, as a result of its own."""
+        found = {}
+        for task in dict.fromkeys(self.tasks):
+            chosen = [i for i, name in enumerate(self.tasks) if name == task]
+            own: dict[str, Any] = {
+                name: tuple(getattr(self, name)[i] for i in chosen) for name in PER_EPISODE
+            }
+            found[task] = replace(self, task=task, tasks=(), failures=(), **own)
+        return found
+
+    @property
+    def normalised_score(self) -> float | None:
+        """From 0 to 100, as TD-MPC2's tables have it: return / 10 in DeepMind Control, else the
+        share of successes in percent; None where a task has neither. Of several tasks, the mean."""
+        if self.tasks:
+            own = [result.normalised_score for result in self.by_task().values()]
+            known = [score for score in own if score is not None]
+            return float(np.mean(known)) if len(known) == len(own) else None
+        if self.task.startswith("dmc:"):
+            return self.mean / 10
+        return None if self.success_mean is None else 100 * self.success_mean
 
     @property
     def std(self) -> float:
@@ -130,11 +162,31 @@ class EvalResult:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, JSON-able: the statistics, then the episodes."""
-        return {"task": self.task, "policy": self.policy, **self.statistics(), **asdict(self)}
+        several = {}
+        if self.tasks:
+            own = {
+                task: {**result.statistics(), "normalised_score": result.normalised_score}
+                for task, result in self.by_task().items()
+            }
+            several = {"normalised_score": self.normalised_score, "by_task": own}
+        own_fields = {k: v for k, v in asdict(self).items() if k != "tasks" or self.tasks}
+        return {
+            "task": self.task,
+            "policy": self.policy,
+            **self.statistics(),
+            **several,
+            **own_fields,
+        }
 
     def row(self) -> dict[str, Any]:
         """The columns of eval.csv, but for the counters."""
         statistics = self.statistics()
+        several: dict[str, Any] = {}
+        if self.tasks:
+            several = {"normalised_score": self.normalised_score}
+        for task, own in self.by_task().items():
+            several[f"return_mean/{task}"] = own.mean
+            several[f"normalised_score/{task}"] = own.normalised_score
         return {
             "eval_episodes": statistics.pop("episodes"),
             **statistics,
@@ -142,6 +194,7 @@ class EvalResult:
             "lengths": self.lengths,
             "seeds": self.seeds,
             "truncated": self.truncated,
+            **several,
         }
 
 
@@ -208,6 +261,8 @@ class Evaluator:
         self.streams = streams
         self.episodes = episodes
         self.tell = tell
+        self.several = len(multi.members(task)) if multi.is_multi(task) else 1
+        """Tasks, each of which has so many episodes."""
         self._env: VectorEnv | None = None
         self.recorded: EpisodeLog | None = None
         """The first episode of the last evaluation, if that was to be recorded."""
@@ -217,9 +272,10 @@ class Evaluator:
         """In process, whatever training uses: an evaluation steps them one by one."""
         if self._env is None:
             limit = self.config.eval_max_episode_steps or self.config.max_episode_steps
+            together = max(1, PARALLEL_ENVS // self.several)
             self._env = make_env(
                 self.task,
-                min(self.episodes, PARALLEL_ENVS),
+                min(self.episodes, together),
                 action_repeat=self.config.action_repeat,
                 max_episode_steps=limit,
                 timeout_seconds=self.config.timeout_seconds,
@@ -247,7 +303,8 @@ class Evaluator:
     ) -> EvalResult:
         if self.tell is not None:
             policy = Watched(policy, self.tell)
-        seeds = [self.streams.seed("eval", index, episode) for episode in range(self.episodes)]
+        number = self.episodes * self.several
+        seeds = [self.streams.seed("eval", index, episode) for episode in range(number)]
         return EvalResult.of(run_episodes(policy, self.env, seeds, **polls), self.task, name)
 
     def close(self) -> None:
@@ -301,7 +358,7 @@ def evaluate_target(
             return replace(evaluator.random(), run=place, seed=seed)
         # By its step from here on: a run in training may save a newer one meanwhile.
         folder, _ = Checkpoints(run).find(which)
-        step = int(files.read_manifest(folder).meta["agent_steps"])
+        step = step_of(files.read_manifest(folder).meta)
         agent = load_agent(target, checkpoint=str(step), device=device or "auto")
         result = evaluator.agent(agent, 0)
         return replace(result, run=place, checkpoint=which, checkpoint_step=step, seed=seed)

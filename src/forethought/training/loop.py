@@ -15,7 +15,7 @@ import contextlib
 import logging
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -28,8 +28,10 @@ from forethought.files import FileError
 from forethought.tracking import RunDirectory, make_sinks
 from forethought.training.build import build_parts, changed_keys, read_config
 from forethought.training.checkpoint import Checkpoints
-from forethought.training.contents import try_out
+from forethought.training.contents import step_of, try_out
 from forethought.training.dump import DUMPS
+from forethought.training.init_from import begin_from
+from forethought.training.offline import OfflineTrainer, with_whole_paths
 from forethought.training.signals import AS_IT_WAS, NOT_BEGUN, Interrupted, Stop
 from forethought.training.trainer import Trainer
 
@@ -46,6 +48,7 @@ class Run:
     exit_code: int
     """0 done, 3 diverged, 130 or 143 by signal."""
     agent_steps: int
+    """Decisions taken; none in an offline run."""
     score: float | None
     """Mean return of the last evaluation."""
     random_score: float | None
@@ -56,13 +59,15 @@ def train_run(config: RunConfig, out: Path | None = None) -> Run:
     """Trains an agent from the start, in a new run directory."""
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop(NOT_BEGUN))
-        sinks = make_sinks(config.track, config.steps)
+        config = with_whole_paths(config)
+        sinks = make_sinks(config.track, config.rhythm.total, config.rhythm.unit)
         parts = build_parts(config)
-        stack.callback(parts.env.close)
+        stack.callback(parts.close)
+        begin_from(parts.agent, config)
         stop.politely()
         run = RunDirectory.create(out, to_dict(config), config.agent_name, config.task, config.seed)
         stack.enter_context(run.lock())
-        trainer = Trainer(config, run, parts, sinks)
+        trainer = _trainer_of(config)(config, run, parts, sinks)
         return _carry_out(trainer, None, stop)
 
 
@@ -86,19 +91,20 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
                 f"{run.path / 'config.yaml'} has changed since {folder.name} was written; put the "
                 f"old values back, or accept the new ones with --override: {'; '.join(changes)}."
             )
-        at = int(files.read_manifest(folder).meta["agent_steps"])
-        if steps is not None and steps < at and steps != config.steps:
+        at, total = step_of(files.read_manifest(folder).meta), config.rhythm.total
+        if steps is not None and steps < at and steps != total:
             raise ConfigError(
                 f"steps is {steps}, but the run already stands at {at}; give a greater total."
             )
-        if run.run_json["status"] == "done" and (steps or config.steps) <= at:
+        if run.run_json["status"] == "done" and (steps or total) <= at:
             _tell_skipped(run, skipped)
-            print(f"{run.path} is complete at {at:,} agent steps; --steps TOTAL takes it further.")
+            words = config.rhythm.unit.replace("_", " ")
+            print(f"{run.path} is complete at {at:,} {words}; --steps TOTAL takes it further.")
             score = files.read_json(folder / "loop.json").get("score")
             return Run(run.path, "done", 0, at, score, run.run_json.get("random_score"))
-        was, config = config, replace(config, steps=steps or config.steps)
+        was, config = config, config.with_total(steps or total)
         parts = build_parts(config)
-        stack.callback(parts.env.close)
+        stack.callback(parts.close)
         folder, skipped = _newest_that_fits(checkpoints, parts.agent, (folder, skipped), changes)
         _tell_skipped(run, skipped)
         _tell_versions(run, folder)
@@ -107,8 +113,13 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
         if config != was:
             text = yaml.safe_dump(to_dict(config), sort_keys=False)
             files.write_text_atomic(run.path / "config.yaml", text)
-        trainer = Trainer(config, run, parts, make_sinks(config.track, config.steps))
+        sinks = make_sinks(config.track, config.rhythm.total, config.rhythm.unit)
+        trainer = _trainer_of(config)(config, run, parts, sinks)
         return _carry_out(trainer, folder, stop)
+
+
+def _trainer_of(config: RunConfig) -> type[Trainer]:
+    return OfflineTrainer if config.is_offline else Trainer
 
 
 def _newest_that_fits(
@@ -230,30 +241,31 @@ def _train(trainer: Trainer, stop: Stop) -> str:
                     return "interrupted"
                 if t.update():
                     return "diverged"
-            finished = clock.agent_steps >= t.config.steps
+            finished = clock.position >= t.total
 
             # 2. Report: one row of train.csv per interval.
-            if t.log_every.due(clock.agent_steps):
+            if t.log_every.due(clock.position):
                 t.tracker.flush_train(clock)
 
             # 3. Evaluate, always at the end; once, also when killed after the last checkpoint.
-            last = finished and t.scored_at != clock.agent_steps
-            if t.eval_every.due(clock.agent_steps) or last:
+            last = finished and t.scored_at != clock.position
+            if t.eval_every.due(clock.position) or last:
                 t.evaluation_pending = True
             best = t.evaluate(stop) if t.evaluation_pending else False
 
             # 4. Save, also what is best so far; the caller saves at the end.
-            due = t.save_every.due(clock.agent_steps)
+            due = t.save_every.due(clock.position)
             if finished:
                 return "done"
             if due or (best and t.save_every.period):
                 with stop.unhurried():
                     t.try_save()
 
-            # 5. Step every environment once.
+            # 5. Step every environment once; offline, make one update.
             if stop:
                 return "interrupted"
-            t.step()
+            if t.advance():
+                return "diverged"
     except EvaluationInterrupted:
         return "interrupted"
 
@@ -267,8 +279,7 @@ def _say_hello(trainer: Trainer, checkpoint: Path | None) -> None:
         *agent.notes,
     ]
     if checkpoint is not None:
-        steps = trainer.clock.agent_steps
-        lines.append(f"Resumed at {steps:,} agent steps (checkpoint {checkpoint.name}).")
+        lines.append(f"Resumed at {trainer.clock.told} (checkpoint {checkpoint.name}).")
     trainer.tracker.event("about", lines=lines)
     if config.track.console:
         print("\n".join(lines), file=sys.stderr)
@@ -278,9 +289,9 @@ def _say_if_diverged(trainer: Trainer) -> None:
     """Whoever resumes a diverged run learns what to expect; its counters are as they were."""
     if trainer.run.run_json["status"] == "diverged":
         log.warning(
-            "This run diverged at %s agent steps (see %s); it goes on from there, and the next "
+            "This run diverged at %s (see %s); it goes on from there, and the next "
             "update that is not finite halts it again.",
-            f"{trainer.clock.agent_steps:,}",
+            trainer.clock.told,
             trainer.run.path / DUMPS,
         )
 
@@ -294,13 +305,13 @@ def _say_how_to_go_on(trainer: Trainer, error: BaseException) -> None:
     with contextlib.suppress(OSError):  # the disk may be what failed
         if files.published(trainer.run.checkpoints):
             error.add_note(
-                f"Stopped by an error at {trainer.clock.agent_steps:,} agent steps. When it is "
-                f"mended: forethought resume {shlex.quote(str(trainer.run.path))}"
+                f"Stopped by an error at {trainer.clock.told}. When it is mended: "
+                f"forethought resume {shlex.quote(str(trainer.run.path))}"
             )
 
 
 def _say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
-    path, steps = trainer.run.path, trainer.clock.agent_steps
+    path, told = trainer.run.path, trainer.clock.told
     again = f"Continue with: forethought resume {shlex.quote(str(path))}"
     saved = files.published(trainer.run.checkpoints)
     if cut_short and saved:
@@ -308,9 +319,9 @@ def _say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
     elif cut_short:
         text = f"Stopped before the first checkpoint: nothing was begun, {path} can be deleted."
     elif status == "interrupted":
-        text = f"Stopped at {steps:,} agent steps. {again}"
+        text = f"Stopped at {told}. {again}"
     elif status == "diverged":
-        text = f"Diverged at {steps:,} agent steps; see {path / DUMPS} and {path / 'events.jsonl'}."
+        text = f"Diverged at {told}; see {path / DUMPS} and {path / 'events.jsonl'}."
     else:
         score, random = trainer.score, trainer.gates.random_score
         text = f"Done: mean return {score:.6g} (random play {random:.6g}) in {path}"

@@ -21,6 +21,7 @@ from forethought.agents.base import Agent
 from forethought.config import ConfigError, EnvConfig
 from forethought.data import Dataset, from_gym_steps, write_dataset
 from forethought.data.writer import check_out
+from forethought.envs import multi
 from forethought.envs.episodes import Policy, run_episodes
 from forethought.envs.recorded import RecordedEnv, Take
 from forethought.replay import Replay
@@ -29,6 +30,7 @@ from forethought.spaces.spec import EnvSpec
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent, read_config, task_spec
 from forethought.training.checkpoint import Checkpoints
+from forethought.training.contents import step_of
 from forethought.training.device import set_threads
 from forethought.training.evaluate import PARALLEL_ENVS, RandomPolicy, Watched
 
@@ -96,6 +98,7 @@ def record(
             rule = "left out: it has no effect on random play"
             conf.require(not value, key, value, rule)
         seed = 1 if seed is None else seed
+        _require_one_task(str(task))
         player = _random(str(task), seed)
     source = f"forethought data record, seed {seed}"
     with write_dataset(out, [player.spec], [player.told], source=source) as writer:
@@ -142,12 +145,22 @@ def record_replay(out: Path, *, run: Path, checkpoint: str | None = None) -> Dat
 
 
 def _checkpoint(path: Path, checkpoint: str | None) -> tuple[RunDirectory, int, str]:
-    """The run, the agent_steps of the checkpoint that was asked for, and how it was asked for."""
+    """The run, the step of the checkpoint that was asked for, and how it was asked for."""
     run = RunDirectory.open(path)
+    _require_one_task(str(run.run_json["task"]))
     which = checkpoint or "latest"
     folder, _ = Checkpoints(run).find(which)
     # By its step from here on: a run in training may save a newer one meanwhile.
-    return run, int(files.read_manifest(folder).meta["agent_steps"]), which
+    return run, step_of(files.read_manifest(folder).meta), which
+
+
+def _require_one_task(task: str) -> None:
+    """Rows on the disk are those of one task; padding is made when they are drawn."""
+    if multi.is_multi(task):
+        raise ConfigError(
+            f"A recording is of one task, but {task} is several: record each of them with --task "
+            "or from a run of its own, and train with --offline.data DIR,DIR."
+        )
 
 
 def _of_run(

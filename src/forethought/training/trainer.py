@@ -16,6 +16,7 @@ from typing import Any
 from forethought import files
 from forethought.clock import Clock, Every, UpdateBudget
 from forethought.config import RunConfig, to_dict
+from forethought.envs.multi import task_names
 from forethought.files import FileError, reach
 from forethought.tracking import RunDirectory, Sink, Tracker
 from forethought.training.build import Parts, seed_phase
@@ -36,23 +37,23 @@ class Trainer:
     def __init__(
         self, config: RunConfig, run: RunDirectory, parts: Parts, sinks: Sequence[Sink]
     ) -> None:
-        spec, num_envs = parts.env.spec_for_agent, parts.env.num_envs
-        seed_agent_steps, seed_updates = seed_phase(config.train, spec, num_envs)
-        self.seed_phase = seed_agent_steps, seed_updates
+        spec, rhythm = parts.agent.spec, config.rhythm
         self.config, self.run, self.parts, self.agent = config, run, parts, parts.agent
-        self.clock = Clock()
-        self.budget = UpdateBudget(
-            config.train.updates_per_agent_step, seed_agent_steps, seed_updates
-        )
-        self.tracker = Tracker(run, sinks, self.clock, self.agent.metric_names)
-        self.collector = Collector(parts, self.clock, self.tracker, seed_agent_steps, config.env)
+        self.clock = self.make_clock()
+        self.seed_phase = seed_phase(config.train, spec, parts.agent.num_envs)
+        self.budget = self.make_budget()
+        names = task_names(spec)
+        self.tracker = Tracker(run, sinks, self.clock, self.agent.metric_names, tasks=names)
+        self.collector = self.make_collector()
         self.evaluator = Evaluator(config.task, config.env, parts.streams, config.eval.episodes)
         self.videos = EvaluationVideos(config, self.tracker)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, to_dict(config))
         self.gates = Gates()
-        self.log_every = Every(config.track.every_agent_steps)
-        self.eval_every = Every(config.eval.every_agent_steps)
-        self.save_every = Every(config.train.checkpoint_every_agent_steps)
+        self.total = rhythm.total
+        """Where the run ends, in its unit."""
+        self.log_every = Every(rhythm.log_every)
+        self.eval_every = Every(rhythm.eval_every)
+        self.save_every = Every(rhythm.save_every)
         self.evaluations = 0
         """Of the agent, finished; the next one's index is one more."""
         self.evaluation_pending = False
@@ -60,22 +61,45 @@ class Trainer:
         self.score: float | None = None
         """Mean return of the last evaluation."""
         self.scored_at = -1
-        """agent_steps of that evaluation."""
+        """Where the run stood at that evaluation, in its unit."""
         self.checkpoint_failures = 0
         self.write_failures = 0
         """Of files beside the checkpoints, without which training goes on."""
         self.recent: deque[dict[str, float]] = deque(maxlen=200)
         """Metrics of the last updates, for the dump of a run that diverges."""
 
+    # ---- what an offline run has otherwise (see offline.py) ----
+
+    def make_clock(self) -> Clock:
+        """The counters of the run."""
+        return Clock()
+
+    def make_budget(self) -> UpdateBudget:
+        """The updates that its steps earn."""
+        return UpdateBudget(self.config.train.updates_per_agent_step, *self.seed_phase)
+
+    def make_collector(self) -> Collector | None:
+        """Its training environments."""
+        seed_steps = self.seed_phase[0]
+        return Collector(self.parts, self.clock, self.tracker, seed_steps, self.config.env)
+
+    def advance(self) -> bool:
+        """One step further; True when a gate halts the run."""
+        self.step()
+        return False
+
+    # ---- the beginning ----
+
     def begin(self) -> None:
         """The first episodes of a new run."""
         self.agent.replay.seal_to(self.run.replay)
-        self.collector.begin()
+        if self.collector is not None:
+            self.collector.begin()
 
     def save_beginning(self) -> None:
         """A checkpoint of the beginning, so that a kill before the first interval loses nothing.
         What cannot be written fails here, before any work."""
-        if self.config.train.checkpoint_every_agent_steps:
+        if self.save_every.period:
             self.save()
         self.tracker.event("started", parameters=self.agent.log_architecture())
 
@@ -83,8 +107,12 @@ class Trainer:
 
     def update(self) -> bool:
         """One update that is owed; True when a gate halts the run."""
-        metrics = self.agent.train(1)
         self.budget.take()
+        return self.learn()
+
+    def learn(self) -> bool:
+        """One update; True when a gate halts the run."""
+        metrics = self.agent.train(1)
         self.clock.updates += 1
         self.recent.append(metrics)
         self.tracker.add(metrics)
@@ -96,6 +124,7 @@ class Trainer:
 
     def step(self) -> None:
         """One decision in every environment, and the updates that it earns."""
+        assert self.collector is not None
         random = self.clock.agent_steps < self.seed_phase[0]
         self.collector.step()
         self.budget.advance(self.clock.agent_steps)
@@ -108,7 +137,7 @@ class Trainer:
         filmed = self.videos.due(index)
         result = self.evaluator.agent(self.agent, index, filmed, **self._polls(stop, index))
         self.evaluations, self.evaluation_pending = index, False
-        self.score, self.scored_at = result.mean, self.clock.agent_steps
+        self.score, self.scored_at = result.mean, self.clock.position
         best = self.gates.best_score is None or result.mean > self.gates.best_score
         self.tracker.evaluation({"evaluation_index": index, **result.row()})
         self._tell_failures(result)
@@ -116,12 +145,12 @@ class Trainer:
         self._sound(self.gates.after_evaluation(result.mean))
         if self.evaluator.recorded is not None:
             polls = {"stop": lambda: bool(stop), "on_step": lambda: self.tracker.tick("filming")}
-            self.videos.film(self.evaluator.recorded, result, self.clock.agent_steps, polls)
+            self.videos.film(self.evaluator.recorded, result, self.clock.position, polls)
         return best
 
     def _keep_snapshots(self) -> None:
         """Writes down what the agent wants to be seen of it at this evaluation."""
-        folder, steps = self.run.path / "snapshots", self.clock.agent_steps
+        folder, steps = self.run.path / "snapshots", self.clock.position
         for name, data in self.agent.snapshots(steps).items():
             with self._going_on(f"The snapshot {name}"):
                 folder.mkdir(exist_ok=True)
@@ -138,8 +167,9 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint; FileError if it cannot be written."""
-        score = self.score if self.scored_at == self.clock.agent_steps else None
-        self.checkpoints.save(self.agent, self.state(), self.clock.row(), score)
+        score = self.score if self.scored_at == self.clock.position else None
+        counters, unit = self.clock.row(), self.clock.unit
+        self.checkpoints.save(self.agent, self.state(), counters, score, unit)
         self.agent.replay.prune(self.run.replay, self.checkpoints.needed_blocks())
         best, random = self.checkpoints.catalog.best(), self.gates.random_score
         scores: dict[str, Any] = {} if random is None else {"random_score": random}
@@ -161,14 +191,14 @@ class Trainer:
 
     def close(self) -> None:
         """Ends environments and sinks."""
-        self.parts.env.close()
+        self.parts.close()
         self.evaluator.close()
         self.tracker.close()
 
     def warn_if_idle(self) -> None:
         """Says at the start when a run is too short for a single update."""
-        steps, n = self.config.steps, self.parts.env.num_envs
-        budget = UpdateBudget(self.config.train.updates_per_agent_step, *self.seed_phase)
+        steps, n = self.config.steps, self.agent.num_envs
+        budget = self.make_budget()
         budget.advance(math.ceil(steps / n) * n)
         if budget.owed == 0:
             self._warn(
@@ -195,14 +225,15 @@ class Trainer:
 
     def state(self) -> State:
         """All that decides the future, but for the agent itself."""
-        collector, tensors = self.collector.state()
         data = {
             **self._own_state(),
             **{name: part.state() for name, part in self._counting_parts().items()},
             "tracker": self.tracker.state(),
-            "collector": collector,
         }
-        return data, tensors
+        if self.collector is None:
+            return data, {}
+        collector, tensors = self.collector.state()
+        return {**data, "collector": collector}, tensors
 
     def restore(self, folder: Path) -> None:
         """Becomes the run that wrote this checkpoint; CSV rows after it are cut off.
@@ -218,7 +249,9 @@ class Trainer:
         for name, part in self._counting_parts().items():
             part.restore(data[name])
         self.tracker.restore(data["tracker"])
-        lost = self.collector.restore(data["collector"], files.load_tensors(tensors))
+        lost: dict[int, str] = {}
+        if self.collector is not None:
+            lost = self.collector.restore(data["collector"], files.load_tensors(tensors))
         reasons = list(lost.values())
         self.tracker.event(
             "resumed", checkpoint=folder.name, lost_episodes=list(lost), reasons=reasons
@@ -250,7 +283,7 @@ class Trainer:
 
     def _learning(self) -> str:
         """How far a burst of updates is; "" for the few that each step earns."""
-        usual = self.config.train.updates_per_agent_step * self.parts.env.num_envs
+        usual = self.config.train.updates_per_agent_step * self.agent.num_envs
         owed, made = self.budget.owed, self.clock.updates
         return f"learning {made:,}/{made + owed:,} updates" if owed > max(1.0, usual) else ""
 

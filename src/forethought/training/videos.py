@@ -43,12 +43,12 @@ class EvaluationVideos:
         self,
         recorded: EpisodeLog,
         result: EvalResult,
-        agent_steps: int,
+        step: int,
         polls: dict[str, Callable[..., Any]],
     ) -> None:
         """Writes the video of a recorded episode; `polls` are those of the episode runner."""
-        file = self.folder / f"step-{agent_steps:09d}.mp4"
-        title = f"{self.config.task}, {self.config.agent_name} at step {agent_steps:,}"
+        file = self.folder / f"step-{step:09d}.mp4"
+        title = f"{self.config.task}, {self.config.agent_name} at step {step:,}"
         try:
             self.folder.mkdir(exist_ok=True)
             played = film(

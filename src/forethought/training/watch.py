@@ -18,8 +18,8 @@ from typing import Any
 
 from forethought import files
 from forethought.agents.base import AgentPolicy
-from forethought.config import ConfigError, EnvConfig
-from forethought.envs import TaskEnv, VectorEnv, make_single
+from forethought.config import ConfigError, EnvConfig, unknown
+from forethought.envs import TaskEnv, VectorEnv, make_single, multi
 from forethought.envs.episodes import Played, Policy, run_episodes
 from forethought.envs.film import FilmedEnv, Shot
 from forethought.seeding import Streams
@@ -27,6 +27,7 @@ from forethought.tracking import RunDirectory
 from forethought.tracking.video import check_file, write_video
 from forethought.training.build import load_agent, read_config
 from forethought.training.checkpoint import Checkpoints
+from forethought.training.contents import step_of
 from forethought.training.device import set_threads
 from forethought.training.evaluate import EvalResult, Watched
 
@@ -39,22 +40,25 @@ def watch_run(
     checkpoint: str = "latest",
     seed: int | None = None,
     device: str = "auto",
+    task: str | None = None,
     tell: Callable[[int, int], None] | None = None,
 ) -> EvalResult:
     """Plays episodes of a run's agent, into a video or in a window.
 
-    `tell` is called before each step with the episodes ended and the steps taken so far.
+    `task` says which one, where the run has several; None is the first. `tell` is called before
+    each step with the episodes ended and the steps taken so far.
     """
     run = RunDirectory.open(path)
     config = read_config(run)
     seed = config.seed if seed is None else seed
+    shown, number = _shown(config.task, task)
     if video is not None:
         check_file(video)
     else:
-        _require_window(config.task, path)
+        _require_window(shown, path)
     set_threads(config.train.threads)
     folder, _ = Checkpoints(run).find(checkpoint)
-    step = int(files.read_manifest(folder).meta["agent_steps"])
+    step = step_of(files.read_manifest(folder).meta)
     agent = load_agent(path, checkpoint=str(step), device=device)
 
     streams = Streams(seed)
@@ -63,11 +67,11 @@ def watch_run(
     if tell is not None:
         policy = Watched(policy, tell)
     if video is not None:
-        title = f"{config.task}, {agent.name} at step {step:,}"
-        played = film(policy, seeds, config.task, config.env, video, title)
+        title = f"{shown}, {agent.name} at step {step:,}"
+        played = film(policy, seeds, config.task, config.env, video, title, number=number)
     else:
-        played = _show(policy, seeds, config.task, config.env)
-    result = EvalResult.of(played, config.task, agent.name)
+        played = _show(policy, seeds, config.task, config.env, number)
+    result = replace(EvalResult.of(played, shown, agent.name), tasks=())
     return replace(result, run=str(path), checkpoint=checkpoint, checkpoint_step=step, seed=seed)
 
 
@@ -79,15 +83,17 @@ def film(
     path: Path,
     title: str,
     *,
+    number: int = 0,
     polls: dict[str, Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Played:
-    """Plays one episode per seed into a video; `options` are those of the environment.
+    """Plays one episode per seed into a video; `options` are those of the environment, `number` the
+    place of the task among several.
 
     Below each picture stand the title, and how far the episode is.
     """
     with ExitStack() as stack:
-        env = FilmedEnv(_maker(task, env_config, "rgb_array"), **options)
+        env = FilmedEnv(_maker(task, env_config, "rgb_array", number), **options)
         stack.callback(env.close)
         add = stack.enter_context(write_video(path, env.frames_per_second))
 
@@ -98,16 +104,26 @@ def film(
         return run_episodes(policy, env, seeds, **(polls or {}))
 
 
-def _show(policy: Policy, seeds: Sequence[int], task: str, env_config: EnvConfig) -> Played:
+def _shown(task: str, wanted: str | None) -> tuple[str, int]:
+    """The task to show, and its place among several."""
+    names = multi.members(task) if multi.is_multi(task) else (task,)
+    if wanted is not None and wanted not in names:
+        raise unknown("task", f"{wanted} in this run", names, f"It has {', '.join(names)}.")
+    return wanted or names[0], names.index(wanted or names[0])
+
+
+def _show(
+    policy: Policy, seeds: Sequence[int], task: str, env_config: EnvConfig, number: int
+) -> Played:
     """Plays in a window, which the environment itself opens and keeps to the task's speed."""
-    env = VectorEnv([_maker(task, env_config, "human")])
+    env = VectorEnv([_maker(task, env_config, "human", number)])
     try:
         return run_episodes(policy, env, seeds)
     finally:
         env.close()
 
 
-def _maker(task: str, config: EnvConfig, render_mode: str) -> Callable[[], TaskEnv]:
+def _maker(task: str, config: EnvConfig, render_mode: str, number: int) -> Callable[[], TaskEnv]:
     """The run's evaluation environment, with pictures."""
     return functools.partial(
         make_single,
@@ -115,6 +131,7 @@ def _maker(task: str, config: EnvConfig, render_mode: str) -> Callable[[], TaskE
         action_repeat=config.action_repeat,
         max_episode_steps=config.eval_max_episode_steps or config.max_episode_steps,
         render_mode=render_mode,
+        env_index=number,
     )
 
 

@@ -32,9 +32,18 @@ class LatentScorer:
     products over 488 rows take as long as over 512.)
     """
 
-    def __init__(self, model: WorldModel, z0: Tensor, noise: PlanNoise, gamma: float) -> None:
-        self.model, self.noise, self.gamma = model, noise, gamma
+    def __init__(
+        self,
+        model: WorldModel,
+        z0: Tensor,
+        noise: PlanNoise,
+        gamma: float | Tensor,
+        mask: Tensor | None = None,
+    ) -> None:
+        """With several tasks gamma is [E, 1] and the actions' mask [E, 1, A]."""
+        self.model, self.noise, self.gamma, self.mask = model, noise, gamma, mask
         z0 = z0.unsqueeze(1)  # [E, 1, Z], broadcasts against [E, N, A]
+        self.z0 = z0
         self.dynamics_part = model.dynamics.latent_part(z0)  # [E, 1, H]
         self.reward_part = model.reward.latent_part(z0)  # [E, 1, H]
 
@@ -47,16 +56,18 @@ class LatentScorer:
         for t, a in enumerate(actions):
             if z is None:
                 logits = model.reward.from_latent_part(self.reward_part, a)  # [E, N, K]
-                z = model.dynamics.from_latent_part(self.dynamics_part, a)  # [E, N, Z]
+                state = model.dynamics.from_latent_part(self.dynamics_part, a)  # [E, N, Z]
+                z = model.beside_task_of(self.z0, state)
             else:
                 za = torch.cat((z, a), dim=-1)  # [E, N, Z+A]
-                logits, z = model.reward.joined(za), model.dynamics.joined(za)
+                logits = model.reward.joined(za)
+                z = model.beside_task_of(z, model.dynamics.joined(za))
             total += self.gamma**t * alive * model.decode(logits)
             if model.termination is not None:
                 # Once the model says that it is over, no later step counts.
                 alive *= model.termination_probability(z) <= 0.5
         assert z is not None
-        a = model.policy_action(z, self.noise.bootstrap[iteration])  # [E, N, A]
+        a = model.policy_action(z, self.noise.bootstrap[iteration], self.mask)  # [E, N, A]
         q = model.values(model.q, z, a, self.noise.heads[iteration])  # [2, E, N]
         return total + self.gamma ** len(actions) * alive * q.mean(0)
 
@@ -69,8 +80,12 @@ def plan(
     noise: PlanNoise,
     gamma: float,
     explore: bool,
+    task: Tensor | None = None,
 ) -> Plan:
-    """One decision for every environment: obs [E, O], last plan `mean` [T, E, A], `first` [E]."""
+    """One decision for every environment: obs [E, O], last plan `mean` [T, E, A], `first` [E].
+
+    With several tasks, `task` [E] says which one each plays, and brings its own discount.
+    """
     config = model.config
     settings = MPPISettings(
         elites=config.planner.elites,
@@ -78,13 +93,25 @@ def plan(
         max_std=config.planner.max_std,
         temperature=config.planner.temperature,
     )
-    z0 = model.encode(obs)  # [E, Z]
-    policy_actions = propose(model, z0, noise.policy)  # [T, E, P, A]
-    score = LatentScorer(model, z0, noise, gamma)
-    return mppi(score, policy_actions, shift(mean, first), noise.mppi, settings, explore)
+    z0 = model.encode(obs, task=task)  # [E, Z]
+    warm = shift(mean, first)
+    if model.tasks is None or task is None:
+        policy_actions = propose(model, z0, noise.policy)  # [T, E, P, A]
+        score = LatentScorer(model, z0, noise, gamma)
+        return mppi(score, policy_actions, warm, noise.mppi, settings, explore)
+    # Without noise in padded dimensions every sequence, and so their mean, is zero there.
+    mask = model.tasks.masks[task]  # [E, A]
+    drawn = noise.mppi._replace(
+        samples=noise.mppi.samples * mask[:, None], explore=noise.mppi.explore * mask
+    )
+    policy_actions = propose(model, z0, noise.policy, mask[:, None])  # [T, E, P, A]
+    gammas = model.tasks.discount(task, obs.dtype)[:, None]  # [E, 1]
+    score = LatentScorer(model, z0, noise, gammas, mask[:, None])
+    found = mppi(score, policy_actions, warm * mask, drawn, settings, explore)
+    return found._replace(std=found.std * mask)
 
 
-def propose(model: WorldModel, z0: Tensor, eps: Tensor) -> Tensor:
+def propose(model: WorldModel, z0: Tensor, eps: Tensor, mask: Tensor | None = None) -> Tensor:
     """Action sequences of the stochastic policy, imagined with the dynamics: [T, E, P, A]."""
     horizon, _, count, _ = eps.shape
     if count == 0:
@@ -92,7 +119,7 @@ def propose(model: WorldModel, z0: Tensor, eps: Tensor) -> Tensor:
     z = z0.unsqueeze(1).expand(-1, count, -1)  # [E, P, Z]
     actions = []
     for t in range(horizon):
-        actions.append(model.policy_action(z, eps[t]))
+        actions.append(model.policy_action(z, eps[t], mask))
         if t + 1 < horizon:
             z = model.next(z, actions[-1])
     return torch.stack(actions)
@@ -106,13 +133,14 @@ def decide(
     first: Tensor,
     gamma: float,
     explore: bool,
+    task: Tensor | None = None,
 ) -> tuple[Tensor, ActState]:
-    """Actions [E, A] and the next state."""
+    """Actions [E, A] and the next state; `task` [E] where there are several."""
     envs, action_dim = len(obs), model.action_dim
     if not config.mpc:
         shape = (envs, action_dim)
         eps = torch.randn(shape, generator=state.generator, device=obs.device, dtype=obs.dtype)
-        output = model.pi(model.encode(obs), eps)
+        output = model.pi(model.encode(obs, task=task), eps, model.mask_of(task))
         return (output.action if explore else output.mean), state
     planner = config.planner
     noise = draw_plan_noise(
@@ -126,5 +154,5 @@ def decide(
         action_dim=action_dim,
         num_q=len(model.q),
     )
-    result = plan(model, obs, state.mean, first, noise, gamma, explore)
+    result = plan(model, obs, state.mean, first, noise, gamma, explore, task)
     return result.action, ActState(result.mean, state.generator, result)

@@ -18,10 +18,13 @@ from forethought.agents.tdmpc2.act import ActState, decide
 from forethought.agents.tdmpc2.config import CosineRate, LinearRate, TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
+from forethought.agents.tdmpc2.tasks import Tasks, discount
+from forethought.agents.tdmpc2.transfer import Source, transfer
 from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch
 from forethought.clock import Constant, Cosine, Linear, Schedule
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
-from forethought.maths import discount_for
+from forethought.data import Dataset, OfflineReplay
+from forethought.envs import multi
 from forethought.nets.health import health
 from forethought.nets.kernels import native_kernels
 from forethought.nets.layers import use_kernels
@@ -33,9 +36,9 @@ from forethought.spaces.spec import EnvSpec
 
 PLAN_METRICS = ("plan_value_max", "plan_value_mean", "plan_value_std", "plan_std_mean")
 """Of the elites in a plan's last iteration, and of the first action's distribution."""
-PARTS = ("encoder", "dynamics", "reward", "termination", "q", "aux_value")
+PARTS = ("encoder", "dynamics", "reward", "termination", "q", "aux_value", "tasks")
 """What the model's optimiser owns; the policy has its own."""
-RATE_OF = {"aux_value": "q"}
+RATE_OF = {"aux_value": "q", "tasks": "dynamics"}
 """Parts that learn at the rate of another."""
 
 
@@ -60,6 +63,7 @@ class TDMPC2(Agent):
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
+        tasks = Tasks.of(spec, config)
         super().__init__(
             spec,
             config,
@@ -72,7 +76,11 @@ class TDMPC2(Agent):
         self.gamma = gamma
         self.episodic = spec.terminates if config.episodic is None else config.episodic
         # Weights are drawn where every machine draws the same, then moved.
-        self.model = WorldModel(obs_dim, action_dim, config, self.episodic, streams.torch("init"))
+        self.model = WorldModel(
+            obs_dim, action_dim, config, self.episodic, streams.torch("init"), tasks
+        )
+        if tasks is not None:
+            self.notes += (tasks.describe(),)
         if aux_gammas:
             self.model.aux_value = discounts.make_heads(config, aux_gammas)
             self.notes += (self.model.aux_value.describe(gamma),)
@@ -123,8 +131,21 @@ class TDMPC2(Agent):
         x = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device)
         begins = torch.as_tensor(first, device=self.device)
         with torch.inference_mode(), autocast(self.config.precision, self.device):
-            action, state = decide(self.model, self.config, x, state, begins, self.gamma, explore)
+            action, state = decide(
+                self.model, self.config, x, state, begins, self.gamma, explore, self._tasks(info)
+            )
         return action.float().cpu().numpy(), state
+
+    def _tasks(self, info: Sequence[dict[str, Any]]) -> Tensor | None:
+        """Which of several tasks each environment plays: [E]."""
+        if self.model.tasks is None:
+            return None
+        if any("task" not in own for own in info):
+            raise ForethoughtError(
+                f"This agent plays {len(self.spec.tasks)} tasks: act_batch needs in info which one "
+                "it is, as the environments of several tasks give it."
+            )
+        return torch.tensor([int(own["task"]) for own in info], device=self.device)
 
     def act_with_stats(
         self, obs: Any, explore: bool = False
@@ -168,6 +189,29 @@ class TDMPC2(Agent):
             self.device,
         )
 
+    def begin_with(
+        self, tensors: Tensors, task: str, told: str, init_task: str | None
+    ) -> tuple[str, ...]:
+        there = multi.members(task) if multi.is_multi(task) else (task,)
+        here = multi.task_names(self.spec) or (self.spec.task,)
+        source = Source(told, _below("model", tensors), there, init_task)
+        found = transfer(self.model, here, source, self.streams.torch("init-task"))
+        self.model.load_state_dict(found.weights)
+        self.learner.scale.value.copy_(tensors["q_scale"])
+        return found.table(source)
+
+    def learn_from(self, datasets: Sequence[Dataset], storage: Any = "mapped") -> None:
+        self.replay = OfflineReplay(
+            datasets,
+            self.spec,
+            self.config.horizon + 1,
+            self.streams.numpy("replay"),
+            self.device,
+            tasks=multi.task_names(self.spec) or None,
+            kind=self.replay_config.kind,
+            storage=storage,
+        )
+
     def train(self, updates: int = 1) -> Metrics:
         seen: dict[str, list[float]] = {}
         for _ in range(updates):
@@ -198,7 +242,8 @@ class TDMPC2(Agent):
             return self.learner.update(self._tensors(batch), noise)
 
     def _tensors(self, batch: Batch) -> TensorBatch:
-        return TensorBatch(batch.obs.float(), batch.action, batch.reward, batch.terminated)
+        task = None if self.model.tasks is None else batch.extras["task"][0].long()  # [B]
+        return TensorBatch(batch.obs.float(), batch.action, batch.reward, batch.terminated, task)
 
     def snapshots(self, agent_steps: int) -> dict[str, Json]:
         """What the auxiliary values predict on slices of replay, and what they should."""
@@ -329,20 +374,6 @@ def check_spaces(spec: EnvSpec) -> tuple[int, int]:
             f"{spec.task} are {action}."
         )
     return obs.shape[0], action.shape[0]  # type: ignore[index]
-
-
-def discount(config: TDMPC2Config, spec: EnvSpec) -> float:
-    """The discount that was set, or the heuristic's."""
-    if config.gamma is not None:
-        return config.gamma
-    if spec.max_episode_steps is None:
-        raise ConfigError(
-            f"{spec.task} has no step limit to derive a discount from: set --agent.gamma (for "
-            "instance 0.99) or --env.max_episode_steps."
-        )
-    return discount_for(
-        spec.max_episode_steps, config.gamma_denominator, config.gamma_min, config.gamma_max
-    )
 
 
 def rate_schedule(config: TDMPC2Config) -> Schedule:

@@ -45,6 +45,9 @@ class ModelConfig:
     """Length of the latent state z; a multiple of simnorm_dim."""
     num_q: int | None = None
     """Q functions in the ensemble."""
+    task_dim: int | None = None
+    """Length of each task's embedding, where there are several tasks; None is 64, or 96 from 80
+    tasks on and at the sizes 1 and 317."""
     dropout: float = 0.01
     """Probability of dropping a unit in the first layer of each Q function, in training."""
     simnorm_dim: int = 8
@@ -59,7 +62,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         where = "agent.model."
         require(self.size in SIZES, where + "size", self.size, f"one of {sorted(SIZES)}")
-        for name in ("encoder_units", "mlp_units", "latent_dim"):
+        for name in ("encoder_units", "mlp_units", "latent_dim", "task_dim"):
             value = getattr(self, name)
             require(value is None or value >= 1, where + name, value, "at least 1")
         layers, heads = self.encoder_layers, self.num_q

@@ -1,7 +1,8 @@
 """The world model of TD-MPC2: encoder, dynamics, reward, termination, policy, Q ensemble.
 
 Shapes: Z latent, A action, K bins, B any batch. Logits stay logits; `TwoHot.decode` turns those of
-reward and Q into numbers.
+reward and Q into numbers. With several tasks a latent is [z, e], Z + D long: the task's embedding
+travels behind z (see tasks.py), and masks [B, A] are 1 where an action dimension is the task's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.discounts import AuxiliaryValues
+from forethought.agents.tdmpc2.tasks import Tasks
 from forethought.config import ForethoughtError
 from forethought.maths import TwoHot
 from forethought.nets.init import trunc_normal_linears, zero_last_weight
@@ -128,18 +130,25 @@ class WorldModel(nn.Module):
         config: TDMPC2Config,
         episodic: bool,
         generator: torch.Generator | None,
+        tasks: Tasks | None = None,
     ) -> None:
         super().__init__()
         options, size = config.model, config.model.resolved
-        latent, hidden = size.latent_dim, [size.mlp_units] * 2
-        self.config, self.action_dim = config, action_dim
+        task_dim = 0 if tasks is None else tasks.dim
+        outputs, hidden = size.latent_dim, [size.mlp_units] * 2
+        latent = outputs + task_dim
+        self.config, self.action_dim, self.latent_dim = config, action_dim, outputs
         self.two_hot = TwoHot(options.bins, options.bin_low, options.bin_high)
         encoder_hidden = [size.encoder_units] * max(size.encoder_layers - 1, 1)
         self.encoder = MLP(
-            obs_dim, encoder_hidden, latent, "simnorm", simnorm_group=options.simnorm_dim
+            obs_dim + task_dim,
+            encoder_hidden,
+            outputs,
+            "simnorm",
+            simnorm_group=options.simnorm_dim,
         )
         self.dynamics = LatentActionMLP(
-            latent, action_dim, hidden, latent, simnorm_group=options.simnorm_dim
+            latent, action_dim, hidden, outputs, simnorm_group=options.simnorm_dim
         )
         self.reward = LatentActionMLP(latent, action_dim, hidden, options.bins)
         self.termination = MLP(latent, hidden, 1) if episodic else None
@@ -153,14 +162,45 @@ class WorldModel(nn.Module):
             zero_last_weight(head)
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         self.aux_value: AuxiliaryValues | None = None
+        self.tasks = tasks
+        if tasks is not None:
+            tasks.initialise(generator)
 
-    def encode(self, obs: Tensor) -> Tensor:
-        """z = h(x): [B, O] -> [B, Z]."""
-        return self.encoder(obs)  # type: ignore[no-any-return]
+    def encode(self, obs: Tensor, task: Tensor | None = None) -> Tensor:
+        """z = h(x): [..., B, O] -> [..., B, Z]; with several tasks, `task` [B] tells which."""
+        if self.tasks is None:
+            return self.encoder(obs)  # type: ignore[no-any-return]
+        if task is None:
+            raise ForethoughtError(
+                "This model has several tasks: encode(obs, task=...) needs to know which one each "
+                "observation is of."
+            )
+        e = self.tasks.of_batch(task, obs.shape[:-1])
+        return torch.cat((self.encoder(torch.cat((obs, e), dim=-1)), e), dim=-1)
 
     def next(self, z: Tensor, a: Tensor) -> Tensor:
         """z' = d(z, a): [B, Z]."""
-        return self.dynamics(z, a)  # type: ignore[no-any-return]
+        return self.beside_task_of(z, self.dynamics(z, a))
+
+    def beside_task_of(self, z: Tensor, state: Tensor) -> Tensor:
+        """The latent of a new state in the task that z is of."""
+        if self.tasks is None:
+            return state
+        return torch.cat((state, z[..., self.latent_dim :].expand(*state.shape[:-1], -1)), dim=-1)
+
+    def state_of(self, z: Tensor) -> Tensor:
+        """A latent without its task."""
+        return z if self.tasks is None else z[..., : self.latent_dim]
+
+    def with_task(self, z: Tensor, task: Tensor | None) -> Tensor:
+        """A latent beside its task's embedding of now, which may have changed since."""
+        if self.tasks is None or task is None:
+            return z
+        return torch.cat((self.state_of(z), self.tasks.of_batch(task, z.shape[:-1])), dim=-1)
+
+    def mask_of(self, task: Tensor | None) -> Tensor | None:
+        """The action masks [B, A] of tasks [B]; None where there is one task."""
+        return None if self.tasks is None or task is None else self.tasks.masks[task]
 
     def decode(self, logits: Tensor) -> Tensor:
         """The number that two-hot logits of reward or Q stand for: [..., K] -> [...]."""
@@ -171,38 +211,46 @@ class WorldModel(nn.Module):
         za = torch.cat((z, a), dim=-1)
         return torch.stack([self.decode(q[h].joined(za)) for h in heads])  # type: ignore[operator]
 
-    def pi(self, z: Tensor, eps: Tensor | None = None) -> PolicyOutput:
-        """The policy at z, sampled with standard normal `eps`; without it, its mean."""
+    def pi(self, z: Tensor, eps: Tensor | None = None, mask: Tensor | None = None) -> PolicyOutput:
+        """The policy at z, sampled with standard normal `eps`; without it, its mean.
+
+        Where `mask` is 0, there is no action: it is 0, and adds nothing to the entropy.
+        """
         config = self.config
         mu, raw = self.policy(z).chunk(2, dim=-1)
         span = config.log_std_max - config.log_std_min
         log_std = config.log_std_min + 0.5 * span * (torch.tanh(raw) + 1)
         if eps is None:
             eps = torch.zeros_like(mu)
+        if mask is not None:
+            mu, log_std, eps = mu * mask, log_std * mask, eps * mask
         action = torch.tanh(mu + eps * log_std.exp())
-        entropy, scaled = self._entropy(eps, log_std, action)
+        entropy, scaled = self._entropy(eps, log_std, action, mask)
         return PolicyOutput(action, torch.tanh(mu), entropy, scaled)
 
-    def _entropy(self, eps: Tensor, log_std: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        dims = self.action_dim
+    def _entropy(
+        self, eps: Tensor, log_std: Tensor, action: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        dims = self.action_dim if mask is None else mask.sum(-1)  # those that there are
         residual = (-0.5 * eps**2 - log_std).sum(-1)
         if self.config.entropy == "jacobian":
             # The formula of 2024 and before: Jacobian of tanh included, Gaussian part times A.
-            squash = torch.log(1 - action**2 + 1e-6).sum(-1)
+            squash = _sum(torch.log(1 - action**2 + 1e-6), mask)
             entropy = -(dims * (residual - HALF_LOG_2PI) - squash)
             return entropy, entropy
         log_gauss = residual - dims * HALF_LOG_2PI
-        squash = torch.log(torch.relu(1 - action**2) + 1e-6).sum(-1)
+        squash = _sum(torch.log(torch.relu(1 - action**2) + 1e-6), mask)
         # In today's official code the Jacobian cancels from what the loss uses.
         return -(log_gauss - squash), -dims * log_gauss
 
-    def policy_action(self, z: Tensor, eps: Tensor) -> Tensor:
+    def policy_action(self, z: Tensor, eps: Tensor, mask: Tensor | None = None) -> Tensor:
         """Only the sampled action, for planning."""
         config = self.config
         mu, raw = self.policy(z).chunk(2, dim=-1)
         span = config.log_std_max - config.log_std_min
         std = (config.log_std_min + 0.5 * span * (torch.tanh(raw) + 1)).exp_()
-        return torch.tanh(std.mul_(eps).add_(mu))
+        action = torch.tanh(std.mul_(eps).add_(mu))
+        return action if mask is None else action * mask
 
     def rollout_dynamics_multi_step(
         self, z0: Tensor, actions: Tensor, opponent_id: int | None = None
@@ -224,3 +272,8 @@ class WorldModel(nn.Module):
         if self.termination is None:
             return z.new_zeros(z.shape[:-1])
         return torch.sigmoid(self.termination(z)).squeeze(-1)
+
+
+def _sum(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Over the action's dimensions, where there are any."""
+    return (x if mask is None else x * mask).sum(-1)

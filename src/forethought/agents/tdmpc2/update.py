@@ -56,6 +56,7 @@ class TensorBatch:
     action: Tensor  # [T, B, A]
     reward: Tensor  # [T, B]
     terminated: Tensor  # [T, B], 0 or 1; truncation is not in here: it never cuts the bootstrap
+    task: Tensor | None = None  # [B], which of several tasks each slice is of
 
 
 class Learner:
@@ -102,8 +103,10 @@ class Learner:
         ):
             return metrics | {"nonfinite": 1.0}
         self.optimiser.step()
+        if self.model.tasks is not None:
+            self.model.tasks.renormalise()
 
-        metrics |= self.update_policy(zs, noise)
+        metrics |= self.update_policy(zs, noise, batch.task)
         self.update_targets()
         return metrics
 
@@ -111,10 +114,10 @@ class Learner:
     def targets(self, batch: TensorBatch, noise: UpdateNoise) -> tuple[Tensor, Tensor, Tensor]:
         """The latents to predict [T, B, Z], the values to predict [T, B] and V(x_{t+1}) [T, B]."""
         model, config = self.model, self.config
-        next_z = model.encode(batch.obs[1:])  # [T, B, Z]
-        a = model.policy_action(next_z, noise.target_policy)  # [T, B, A]
+        next_z = model.encode(batch.obs[1:], task=batch.task)  # [T, B, Z]
+        a = model.policy_action(next_z, noise.target_policy, model.mask_of(batch.task))  # [T, B, A]
         value = model.values(model.target_q, next_z, a, noise.target_heads).amin(0)  # [T, B]
-        returns = (batch.reward, batch.terminated, value, self.gamma)
+        returns = (batch.reward, batch.terminated, value, self.gamma_of(batch))
         match config.returns:
             case NStep(n):
                 y = n_step_returns(*returns, n)
@@ -124,6 +127,12 @@ class Learner:
                 y = one_step_returns(*returns)
         return next_z, y, value
 
+    def gamma_of(self, batch: TensorBatch) -> float | Tensor:
+        """The discount, or that of each slice's task [B]."""
+        if self.model.tasks is None or batch.task is None:
+            return self.gamma
+        return self.model.tasks.discount(batch.task, batch.reward.dtype)
+
     def model_losses(
         self, batch: TensorBatch, next_z: Tensor, y: Tensor, value: Tensor, noise: UpdateNoise
     ) -> tuple[dict[str, Tensor], Tensor]:
@@ -132,14 +141,15 @@ class Learner:
         Auxiliary values, where there are any, bootstrap from the primary one's own `value`.
         """
         model, config, two_hot = self.model, self.config, self.model.two_hot
-        z = model.encode(batch.obs[0])  # [B, Z]
+        z = model.encode(batch.obs[0], task=batch.task)  # [B, Z]
         latents = [z]
         for a in batch.action:
             z = model.next(z, a)
             latents.append(z)
         before, after = torch.stack(latents[:-1]), torch.stack(latents[1:])  # [T, B, Z]
 
-        consistency = self.over_time(((after - next_z) ** 2).mean(-1))
+        difference = model.state_of(after) - model.state_of(next_z)
+        consistency = self.over_time((difference**2).mean(-1))
         reward_logits = model.reward(before, batch.action)  # [T, B, K]
         reward = self.over_time(two_hot.cross_entropy(reward_logits, batch.reward))
         flat_z, flat_a = before.flatten(0, 1), batch.action.flatten(0, 1)
@@ -170,10 +180,15 @@ class Learner:
         """[T, B] -> scalar: mean over the batch, then (1/T) sum of rho^t."""
         return (self.rho[: len(loss)] * loss.mean(1)).mean()
 
-    def update_policy(self, zs: Tensor, noise: UpdateNoise) -> Metrics:
-        """Maximise Q and entropy at the imagined latents [T+1, B, Z] of the old weights."""
+    def update_policy(self, zs: Tensor, noise: UpdateNoise, task: Tensor | None = None) -> Metrics:
+        """Maximise Q and entropy at the imagined latents [T+1, B, Z] of the old weights.
+
+        The embeddings of several tasks are the model's: the policy's loss does not move them.
+        """
         model, config = self.model, self.config
-        output = model.pi(zs, noise.policy)  # [T+1, B, A]
+        with torch.no_grad():
+            zs = model.with_task(zs, task)
+        output = model.pi(zs, noise.policy, model.mask_of(task))  # [T+1, B, A]
         with frozen(model.q):
             q = self.policy_q(zs, output.action, noise)  # [T+1, B]
         scale = self.scale.after(q[0])  # updated before it is used

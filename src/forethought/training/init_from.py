@@ -1,0 +1,36 @@
+"""A new run that begins with the weights of another: `--train.init_from RUN`.
+
+Only weights carry over: the optimisers, the replay, the counters and the configuration are the new
+run's own. A resume needs the other run no more: its own checkpoints hold everything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forethought import files
+from forethought.agents.base import Agent
+from forethought.config import ConfigError, RunConfig
+from forethought.tracking import RunDirectory
+from forethought.training.checkpoint import Checkpoints
+from forethought.training.contents import step_of
+
+
+def begin_from(agent: Agent, config: RunConfig) -> None:
+    """Gives the agent the weights that the configuration names, if it names some."""
+    if config.train.init_from is None:
+        return
+    run = RunDirectory.open(Path(config.train.init_from))
+    about = run.run_json
+    here = f"{config.agent_name} on {config.task}"
+    if about["agent"] != config.agent_name:
+        raise ConfigError(
+            f"train.init_from names {run.path}, a run of {about['agent']} on {about['task']}, but "
+            f"this is {here}; begin with a run of the same agent."
+        )
+    folder, _ = Checkpoints(run).find(config.train.init_checkpoint or "latest")
+    step = step_of(files.read_manifest(folder).meta)
+    told = f"{run.path} at step {step} ({about['task']})"
+    with files.content_of(folder / "agent.safetensors"):
+        tensors = files.load_tensors(folder / "agent.safetensors")
+    agent.notes += agent.begin_with(tensors, str(about["task"]), told, config.train.init_task)
