@@ -451,7 +451,7 @@ def test_phase_4_the_loss_and_its_gradient_are_those_of_the_slow_reference(
         stir(one)
         one.learner = one._make_learner()
     batch, noise = tensors_of(agent, ends=terminates), agent.draw_noise()
-    batch = TensorBatch(*(x.double() for x in vars(batch).values()))
+    batch = TensorBatch(*(x.double() for x in vars(batch).values() if x is not None))
     noise = replace(noise, target_policy=noise.target_policy.double())
 
     next_z, y, value = agent.learner.targets(batch, noise)

@@ -174,6 +174,6 @@ def legal_random(
     spec: EnvSpec, stream: np.random.Generator, infos: Sequence[dict[str, Any]]
 ) -> Any:
     """A random action per environment, within the `action_mask` where the task declares one."""
-    masks = [column.source for column in spec.columns if column.name == "action_mask"]
-    mask = np.stack([info[masks[0]] for info in infos]) if masks else None
+    source = spec.mask_source
+    mask = None if source is None else np.stack([info[source] for info in infos])
     return random_action(spec, stream, len(infos), mask)

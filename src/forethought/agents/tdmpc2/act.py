@@ -9,17 +9,18 @@ from torch import Tensor
 
 from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
-from forethought.agents.tdmpc2.noise import PlanNoise, draw_plan_noise
-from forethought.planning.mppi import MPPISettings, Plan, mppi, shift
+from forethought.agents.tdmpc2.noise import PlanNoise
+from forethought.planning.categorical import CategoricalPlan
+from forethought.planning.mppi import Plan
 
 
 @dataclass
 class ActState:
     """What one caller's environments carry from decision to decision; the caller owns it."""
 
-    mean: Tensor  # [T, E, A], the last plan
+    mean: Tensor  # [T, E, A], the last plan; of discrete actions their probabilities
     generator: torch.Generator
-    plan: Plan | None = None
+    plan: Plan | CategoricalPlan | None = None
     """The last one, to look at; the future does not depend on it."""
 
 
@@ -27,7 +28,8 @@ class LatentScorer:
     """Values of action sequences, imagined from z0: the planner's `score`.
 
     Two savings leave the result as it is: what the first layers of dynamics and reward make of z0
-    is computed once and not once per sample, and only the two Q heads drawn are evaluated.
+    is computed once and not once per sample (and what they make of each action, where actions are
+    rows of a table), and only the two Q heads drawn are evaluated.
     (Keeping the policy's rollouts from iteration to iteration was tried: no gain, because matrix
     products over 488 rows take as long as over 512.)
     """
@@ -37,26 +39,33 @@ class LatentScorer:
         z0 = z0.unsqueeze(1)  # [E, 1, Z], broadcasts against [E, N, A]
         self.dynamics_part = model.dynamics.latent_part(z0)  # [E, 1, H]
         self.reward_part = model.reward.latent_part(z0)  # [E, 1, H]
+        self.dynamics_table = model.dynamics.action_table()
+        self.reward_table = model.reward.action_table()
+        heads = sorted({head for pair in noise.heads for head in pair})
+        self.q_tables = {head: model.q[head].action_table() for head in heads}  # type: ignore[operator]
 
     def __call__(self, actions: Tensor, iteration: int) -> Tensor:
-        """[T, E, N, A] -> [E, N]."""
-        model = self.model
-        total = torch.zeros(actions.shape[1:3], dtype=actions.dtype, device=actions.device)
+        """[T, E, N, A], or rows of the table of actions [T, E, N], -> [E, N]."""
+        model, noise = self.model, self.noise
+        dynamics, reward = model.dynamics, model.reward
+        dtype = noise.bootstrap.dtype
+        total = torch.zeros(actions.shape[1:3], dtype=dtype, device=actions.device)
         alive = torch.ones_like(total)
         z: Tensor | None = None
         for t, a in enumerate(actions):
             if z is None:
-                logits = model.reward.from_latent_part(self.reward_part, a)  # [E, N, K]
-                z = model.dynamics.from_latent_part(self.dynamics_part, a)  # [E, N, Z]
+                reward_part, dynamics_part = self.reward_part, self.dynamics_part
             else:
-                logits, z = model.reward(z, a), model.next(z, a)
+                reward_part, dynamics_part = reward.latent_part(z), dynamics.latent_part(z)
+            logits = reward.from_latent_part(reward_part, a, None, self.reward_table)  # [E, N, K]
+            z = dynamics.from_latent_part(dynamics_part, a, None, self.dynamics_table)  # [E, N, Z]
             total += self.gamma**t * alive * model.decode(logits)
             if model.termination is not None:
                 # Once the model says that it is over, no later step counts.
                 alive *= model.termination_probability(z) <= 0.5
         assert z is not None
-        a = model.policy_action(z, self.noise.bootstrap[iteration])  # [E, N, A]
-        q = model.values(model.q, z, a, self.noise.heads[iteration])  # [2, E, N]
+        a = model.policy_action(z, noise.bootstrap[iteration])  # [E, N, A]
+        q = model.values(model.q, z, a, noise.heads[iteration], self.q_tables)  # [2, E, N]
         return total + self.gamma ** len(actions) * alive * q.mean(0)
 
 
@@ -68,30 +77,28 @@ def plan(
     noise: PlanNoise,
     gamma: float,
     explore: bool,
-) -> Plan:
-    """One decision for every environment: obs [E, O], last plan `mean` [T, E, A], `first` [E]."""
-    config = model.config
-    settings = MPPISettings(
-        elites=config.planner.elites,
-        min_std=config.planner.min_std,
-        max_std=config.planner.max_std,
-        temperature=config.planner.temperature,
-    )
+    legal: Tensor | None = None,
+) -> Plan | CategoricalPlan:
+    """One decision for every environment: obs [E, O], last plan `mean` [T, E, A], `first` [E].
+
+    Of discrete actions, some may be `legal` now [E, N]; what will be legal later is not known.
+    """
     z0 = model.encode(obs)  # [E, Z]
-    policy_actions = propose(model, z0, noise.policy)  # [T, E, P, A]
+    policy_actions = propose(model, z0, noise.policy, legal)  # [T, E, P, A]
     score = LatentScorer(model, z0, noise, gamma)
-    return mppi(score, policy_actions, shift(mean, first), noise.mppi, settings, explore)
+    return model.actions.search(score, policy_actions, mean, first, noise, legal, explore)
 
 
-def propose(model: WorldModel, z0: Tensor, eps: Tensor) -> Tensor:
+def propose(model: WorldModel, z0: Tensor, noise: Tensor, legal: Tensor | None = None) -> Tensor:
     """Action sequences of the stochastic policy, imagined with the dynamics: [T, E, P, A]."""
-    horizon, _, count, _ = eps.shape
+    horizon, _, count, _ = noise.shape
     if count == 0:
-        return eps
+        return model.actions.no_sequences(noise)
+    mask = None if legal is None else legal.unsqueeze(1)  # [E, 1, N]
     z = z0.unsqueeze(1).expand(-1, count, -1)  # [E, P, Z]
     actions = []
     for t in range(horizon):
-        actions.append(model.policy_action(z, eps[t]))
+        actions.append(model.policy_action(z, noise[t], mask if t == 0 else None))
         if t + 1 < horizon:
             z = model.next(z, actions[-1])
     return torch.stack(actions)
@@ -105,25 +112,15 @@ def decide(
     first: Tensor,
     gamma: float,
     explore: bool,
+    legal: Tensor | None = None,
 ) -> tuple[Tensor, ActState]:
-    """Actions [E, A] and the next state."""
-    envs, action_dim = len(obs), model.action_dim
+    """Actions [E, A], or rows of the table of actions [E], and the next state."""
+    envs, actions = len(obs), model.actions
     if not config.mpc:
-        shape = (envs, action_dim)
-        eps = torch.randn(shape, generator=state.generator, device=obs.device, dtype=obs.dtype)
-        output = model.pi(model.encode(obs), eps)
+        shape = (envs, actions.noise_dim)
+        noise = actions.draw(shape, generator=state.generator, device=obs.device, dtype=obs.dtype)
+        output = model.pi(model.encode(obs), noise, legal)
         return (output.action if explore else output.mean), state
-    planner = config.planner
-    noise = draw_plan_noise(
-        state.generator,
-        horizon=config.horizon,
-        envs=envs,
-        samples=planner.samples,
-        policy_samples=planner.policy_samples,
-        elites=planner.elites,
-        iterations=planner.iterations_for(action_dim),
-        action_dim=action_dim,
-        num_q=len(model.q),
-    )
-    result = plan(model, obs, state.mean, first, noise, gamma, explore)
+    drawn = actions.plan_noise(state.generator, config.horizon, envs, len(model.q))
+    result = plan(model, obs, state.mean, first, drawn, gamma, explore, legal)
     return result.action, ActState(result.mean, state.generator, result)
