@@ -112,7 +112,7 @@ def test_act_takes_the_mask_from_info() -> None:
 
 
 def test_what_replay_stores_is_what_the_environment_received(tmp_path: Path) -> None:
-    """A real run of two terminating environments: random phase, planning, evaluation, resume."""
+    """A real run of two terminating environments: random phase, planning, evaluation."""
     task = "gym:tests.discrete_actions:stub/Command-v0"
     before = len(CommandEnv.logs)
     options: dict[str, Any] = {"presets": ["debug"], "steps": 140, "env": {"num_envs": 2}}
@@ -120,8 +120,8 @@ def test_what_replay_stores_is_what_the_environment_received(tmp_path: Path) -> 
     received = CommandEnv.logs[before:]
     kept = forethought.load(run, for_acting=False).replay.state(whole=True)[1]
     for i in range(2):
-        rows = {key: kept[f"tail/{i}/action/{key}"].tolist() for key in SPACE.spaces}
-        first = (kept[f"tail/{i}/obs"][:, 0] == 0).tolist()  # the counter counts from the reset
+        rows = {key: kept[f"tail/{i}/column/action/{key}"].tolist() for key in SPACE.spaces}
+        first = (kept[f"tail/{i}/age"] == 0).tolist()  # a reset has no action
         stored = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
         stored = [row for row, begins in zip(stored, first, strict=True) if not begins]
         assert len(stored) == 70
