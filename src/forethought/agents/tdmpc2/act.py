@@ -54,11 +54,15 @@ class LatentScorer:
         z: Tensor | None = None
         for t, a in enumerate(actions):
             if z is None:
-                reward_part, dynamics_part = self.reward_part, self.dynamics_part
+                logits = reward.from_latent_part(self.reward_part, a, None, self.reward_table)
+                z = dynamics.from_latent_part(self.dynamics_part, a, None, self.dynamics_table)
+            elif a.is_floating_point():
+                za = torch.cat((z, a), dim=-1)  # [E, N, Z+A]
+                logits, z = reward.joined(za), dynamics.joined(za)  # [E, N, K], [E, N, Z]
             else:
-                reward_part, dynamics_part = reward.latent_part(z), dynamics.latent_part(z)
-            logits = reward.from_latent_part(reward_part, a, None, self.reward_table)  # [E, N, K]
-            z = dynamics.from_latent_part(dynamics_part, a, None, self.dynamics_table)  # [E, N, Z]
+                part = dynamics.latent_part(z)  # [E, N, H]
+                logits = reward.from_latent_part(reward.latent_part(z), a, None, self.reward_table)
+                z = dynamics.from_latent_part(part, a, None, self.dynamics_table)
             total += self.gamma**t * alive * model.decode(logits)
             if model.termination is not None:
                 # Once the model says that it is over, no later step counts.
