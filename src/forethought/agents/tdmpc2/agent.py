@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -136,7 +137,7 @@ class TDMPC2(Agent):
         info: Sequence[dict[str, Any]],
         explore: bool,
     ) -> tuple[Any, ActState]:
-        x = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device)
+        x = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device).flatten(1)
         begins = torch.as_tensor(first, device=self.device)
         legal = self._legal(info)
         with torch.inference_mode(), autocast(self.config.precision, self.device):
@@ -243,7 +244,8 @@ class TDMPC2(Agent):
         if legal is not None:
             # Where all is over nothing may be legal, and what is there does not count.
             legal = (legal != 0) | ~legal.any(-1, keepdim=True)  # [T+1, B, N]
-        return TensorBatch(batch.obs.float(), action, batch.reward, batch.terminated, legal)
+        obs = batch.obs.float().flatten(2)  # [T+1, B, O]
+        return TensorBatch(obs, action, batch.reward, batch.terminated, legal)
 
     def snapshots(self, agent_steps: int) -> dict[str, Json]:
         """What the auxiliary values predict on slices of replay, and what they should."""
@@ -362,12 +364,13 @@ def check_spaces(spec: EnvSpec) -> tuple[int, int, ActionCodec | None]:
     """Lengths of observation and action and the table of discrete actions, or a sentence that says
     what does not fit."""
     obs = spec.observation_space
-    if not isinstance(obs, gymnasium.spaces.Box) or len(obs.shape) != 1:
+    box = isinstance(obs, gymnasium.spaces.Box)
+    if not box or not (len(obs.shape) == 1 or obs.dtype == np.bool_):  # type: ignore[arg-type]
         raise ConfigError(
-            f"tdmpc2 takes observations that are one vector (a Box of one axis), but those of "
-            f"{spec.task} are {obs}."
+            f"tdmpc2 takes observations that are one vector (a Box of one axis, or of bits in any "
+            f"shape), but those of {spec.task} are {obs}."
         )
-    return obs.shape[0], *check_actions(spec)
+    return math.prod(obs.shape), *check_actions(spec)  # type: ignore[arg-type]
 
 
 def check_actions(spec: EnvSpec) -> tuple[int, ActionCodec | None]:
