@@ -48,6 +48,7 @@ bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
 	$(PY) benchmarks/tdmpc2_speed.py
 	$(PY) benchmarks/replay_speed.py
 	$(PY) benchmarks/offline_speed.py
+	$(PY) benchmarks/categorical_speed.py
 
 learn: setup  ## the learning runs behind docs/results (hours)
 	$(PY) benchmarks/learning.py

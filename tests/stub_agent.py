@@ -87,7 +87,9 @@ class StubAgent(Agent):
         action = torch.tanh(pull + 0.5 * last + (0.3 if explore else 0.0) * noise)
         return action.numpy().astype(np.float32), StubState(action, state.generator)
 
-    def act_with_stats(self, obs: Any, explore: bool = False) -> tuple[Any, dict[str, float]]:
+    def act_with_stats(
+        self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, float]]:
         raise NotImplementedError
 
     def acting_state(self, state: StubState) -> tuple[Json, Tensors]:

@@ -490,6 +490,6 @@ def test_every_metric_of_tdmpc2_is_explained():
     from forethought.agents.tdmpc2.agent import PLAN_METRICS
     from forethought.agents.tdmpc2.update import METRICS
 
-    names = columns.train_columns((*METRICS, "termination_loss", *PLAN_METRICS))
+    names = columns.train_columns((*METRICS, "termination_loss", *PLAN_METRICS, "plan_entropy"))
     own = set(names) - set(columns.LEADING) - set(columns.TRAIN_TIMES)
     assert set(first_names(HYPER, "Metrics")) == own

@@ -288,11 +288,11 @@ def test_random_actions_respect_the_mask_and_stay_uniform():
     assert set(choice.tolist()) == {11, 13}
     assert abs((choice == 11).sum() - 10_000) < 300  # standard deviation 71
     pair = spec_for(spaces.MultiDiscrete([2, 3]))
-    masked = random_action(pair, np.random.default_rng(0), 2, np.array([[0, 1, 0, 0, 1]] * 2))
+    masked = random_action(pair, np.random.default_rng(0), 2, np.array([[0, 0, 0, 0, 0, 1]] * 2))
     assert masked.tolist() == [[1, 2], [1, 2]]
-    mixed = spec_for(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}))
-    only = random_action(mixed, np.random.default_rng(0), 8, {"a": np.array([[0, 1]] * 8)})
-    assert only["a"].tolist() == [1] * 8
+    both = spec_for(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Discrete(2)}))
+    only = random_action(both, np.random.default_rng(0), 8, np.array([[0, 0, 1, 0]] * 8))
+    assert only["a"].tolist() == [1] * 8 and only["b"].tolist() == [0] * 8
 
 
 def test_a_mask_that_allows_nothing_or_has_another_shape_is_refused():

@@ -289,10 +289,13 @@ def test_rollout_without_termination_head_never_ends() -> None:
 # ---- bad input ----
 
 
+BOX = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+
 @pytest.mark.parametrize(
     "space",
     [
-        gymnasium.spaces.Discrete(3),
+        gymnasium.spaces.Dict({"gear": gymnasium.spaces.Discrete(3), "gas": BOX}),
         gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32),
         gymnasium.spaces.Box(-1, 1, (2, 2), np.float32),
         gymnasium.spaces.Box(-1, 1, (2,), np.int64),

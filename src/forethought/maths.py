@@ -144,3 +144,14 @@ def discount_for(
     """TD-MPC2's heuristic: longer episodes look further ahead. 500 decisions give 0.99."""
     fraction = episode_length / denominator
     return min(max((fraction - 1) / fraction, low), high)
+
+
+def draw_index(probability: Tensor, uniform: Tensor) -> Tensor:
+    """Indices drawn by inverting the cumulative distribution: [..., n], [..., m] -> [..., m].
+
+    One uniform number in [0, 1) per draw, where the Gumbel trick takes n; what has probability
+    zero is never drawn. The probabilities need not sum to one.
+    """
+    cumulative = probability.cumsum(-1)
+    target = (uniform * cumulative[..., -1:]).contiguous()
+    return torch.searchsorted(cumulative, target, right=True)

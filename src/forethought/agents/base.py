@@ -82,16 +82,21 @@ class Agent(ABC):
         """Actions for a batch of observations, and the next state. `first` marks new episodes."""
 
     @abstractmethod
-    def act_with_stats(self, obs: Any, explore: bool = False) -> tuple[Any, dict[str, float]]:
+    def act_with_stats(
+        self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, float]]:
         """One environment's action, and what the planner thought."""
 
     def acting_statistics(self, state: Any) -> Metrics:
         """What a person may want to know about the last decision made with this state."""
         return {}
 
-    def act(self, obs: Any, explore: bool = False) -> Any:
-        """The action for one environment; the agent keeps the state between calls."""
-        return self.act_with_stats(obs, explore)[0]
+    def act(self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None) -> Any:
+        """The action for one environment; the agent keeps the state between calls.
+
+        A task that declares columns, such as an `action_mask`, says them in its `info`.
+        """
+        return self.act_with_stats(obs, explore, info)[0]
 
     def on_episode_start(self) -> None:
         """Tell `act` that its environment was reset."""

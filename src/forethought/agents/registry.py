@@ -23,7 +23,7 @@ class AgentEntry:
 
 AGENTS: dict[str, AgentEntry] = {
     "tdmpc2": AgentEntry(
-        about="learns a latent world model and plans in it; continuous actions, state observations",
+        about="learns a latent world model and plans in it; continuous or discrete actions",
         agent="forethought.agents.tdmpc2.agent:TDMPC2",
         config="forethought.agents.tdmpc2.config:TDMPC2Config",
     ),

@@ -182,6 +182,6 @@ def legal_random(
     if spec.tasks:
         taken = multi.action_masks(spec)[[int(info["task"]) for info in infos]]
         return random_action(spec, stream, len(infos)) * taken
-    masks = [column.source for column in spec.columns if column.name == "action_mask"]
-    mask = np.stack([info[masks[0]] for info in infos]) if masks else None
+    source = spec.mask_source
+    mask = None if source is None else np.stack([info[source] for info in infos])
     return random_action(spec, stream, len(infos), mask)

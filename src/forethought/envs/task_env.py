@@ -19,6 +19,7 @@ from gymnasium.utils import RecordConstructorArgs
 from forethought.config import ConfigError, require
 from forethought.envs import foreign
 from forethought.envs.watchdog import doing
+from forethought.spaces.action_codec import Table, table_of
 from forethought.spaces.agent_view import agent_space, native_action
 from forethought.spaces.nested import Tree
 from forethought.spaces.spec import Column, EnvSpec
@@ -34,8 +35,8 @@ Step = tuple[Tree, float, bool, bool, dict[str, Any]]
 class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Wraps any gymnasium environment; `spec_for_agent` tells an agent what it will see.
 
-    An environment may declare `columns` (a tuple of Column) and `terminates` (False promises that
-    no episode ends by termination).
+    An environment may declare `columns` (a tuple of Column), `terminates` (False promises that no
+    episode ends by termination) and `distinct_actions` (see spaces/action_codec.py).
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             action_repeat=action_repeat,
             terminates=terminates,
             columns=columns,
+            distinct_actions=_declared_table(env, self.action_space),
         )
         if "render_fps" in env.metadata:  # one frame is shown per decision
             self.metadata = {
@@ -126,7 +128,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         if limit is not None and self._steps >= limit and not terminated:
             truncated = True
         self._running = not (terminated or truncated)
-        obs, info = self._checked(obs), self._checked_info(info)
+        obs, info = self._checked(obs), self._checked_info(info, over=terminated)
         return obs, reward, terminated, truncated, info
 
     def render(self) -> Any:
@@ -202,8 +204,11 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             )
         return value
 
-    def _checked_info(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """The info with its declared columns present, well-formed and in stored dtypes."""
+    def _checked_info(self, info: Mapping[str, Any], over: bool = False) -> dict[str, Any]:
+        """The info with its declared columns present, well-formed and in stored dtypes.
+
+        When all is over nothing needs to be legal; after a truncation values look further.
+        """
         columns = self.spec_for_agent.columns
         for column in columns:
             if column.source not in info:
@@ -215,11 +220,21 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             return dict(info)
         values = {column.name: info[column.source] for column in columns}
         checked = self._columns.check(values, "column", self.env_index, self._steps)
+        if not over and not np.any(checked.get("action_mask", True)):
+            raise EnvFailure(
+                f"The action_mask of environment {self.env_index} at step {self._steps} allows no "
+                "action; end the episode there, or let the environment allow one."
+            )
         return {**info, **{column.source: checked[column.name] for column in columns}}
 
 
 def _type_of(value: Any) -> str:
     return "None" if value is None else type(value).__name__
+
+
+def _declared_table(env: gymnasium.Env[Any, Any], space: gymnasium.Space[Any]) -> Table | None:
+    declared = _declared(env, "distinct_actions", None)
+    return None if declared is None else table_of(space, declared)
 
 
 def _declared(env: gymnasium.Env[Any, Any], name: str, default: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Entity observations: a set of rows of which only some are present.
+"""Masks: which entities of an observation are present, and which actions are legal.
 
-In a Dict space the key `K_mask` says which rows of `K` are present. What stands in an absent row
-must never matter: whoever pools over entities does it with the mask.
+Entity observations are a set of rows of which only some are present. In a Dict space the key
+`K_mask` says which rows of `K` are present. What stands in an absent row must never matter: whoever
+pools over entities does it with the mask.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from forethought.config import ConfigError
+from forethought.spaces.structure import EnvError
 
 SUFFIX = "_mask"
 
@@ -41,3 +44,20 @@ def masked_mean(values: Any, mask: Any) -> Any:
         kept = np.where(present, values, np.zeros((), values.dtype))
         return kept.sum(-2) / np.maximum(present.sum(-2), 1)
     return values.masked_fill(~present, 0.0).sum(-2) / present.sum(-2).clamp(min=1)
+
+
+def legal_actions(mask: Any, shape: tuple[int, int]) -> NDArray[np.bool_]:
+    """An `action_mask` of some environments as booleans [n, actions]; each must allow an action."""
+    legal: NDArray[np.bool_] = np.asarray(mask) != 0
+    if legal.shape != shape:
+        raise EnvError(
+            f"The mask of the action has shape {legal.shape}, but {shape} is needed; correct the "
+            "environment's action_mask."
+        )
+    if not legal.any(axis=1).all():
+        row = int(np.flatnonzero(~legal.any(axis=1))[0])
+        raise EnvError(
+            f"The mask of the action of environment {row} allows no choice; end the episode or "
+            "allow one."
+        )
+    return legal

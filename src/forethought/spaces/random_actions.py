@@ -6,7 +6,6 @@ belong to the caller's stream, so a resumed seed phase goes on exactly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -15,39 +14,31 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from forethought.config import ConfigError
+from forethought.spaces.masks import legal_actions
 from forethought.spaces.nested import Tree
 from forethought.spaces.spec import EnvSpec
-from forethought.spaces.structure import EnvError, subspaces
+from forethought.spaces.structure import subspaces
 
 
-def random_action(spec: EnvSpec, rng: np.random.Generator, n: int, mask: Tree = None) -> Tree:
+def random_action(spec: EnvSpec, rng: np.random.Generator, n: int, mask: Any = None) -> Tree:
     """`n` random actions, batched along the first axis, each uniform over what is legal.
 
-    `mask` (an `action_mask`) has 1 or True where a choice is legal: [n, choices] for Discrete,
-    [n, sum of choices] for MultiDiscrete, a dict with the masks of some members for Dict.
+    `mask` (an `action_mask`) [n, distinct actions] has 1 or True where an action is legal.
     """
-    return _draw(spec.action_space, rng, n, mask, "")
+    if mask is None and spec.distinct_actions is None:
+        return _draw(spec.action_space, rng, n)
+    codec = spec.action_codec
+    return codec.decode(_choose(rng, n, codec.size, mask))
 
 
-def _draw(
-    space: gymnasium.Space[Any], rng: np.random.Generator, n: int, mask: Tree, path: str
-) -> Tree:
+def _draw(space: gymnasium.Space[Any], rng: np.random.Generator, n: int) -> Tree:
     members = subspaces(space)
     if members is not None:
-        masks = mask if isinstance(mask, Mapping) else {}
-        return {
-            key: _draw(member, rng, n, masks.get(key), f"{path}/{key}".lstrip("/"))
-            for key, member in members
-        }
+        return {key: _draw(member, rng, n) for key, member in members}
     if isinstance(space, spaces.Discrete):
-        return _choose(rng, n, int(space.n), mask, path) + int(space.start)
+        return _choose(rng, n, int(space.n)) + int(space.start)
     if isinstance(space, spaces.MultiDiscrete):
-        counts = [int(count) for count in space.nvec.flat]
-        ends = np.cumsum(counts)
-        parts = [
-            _choose(rng, n, count, None if mask is None else mask[:, end - count : end], path)
-            for count, end in zip(counts, ends)
-        ]
+        parts = [_choose(rng, n, int(count)) for count in space.nvec.flat]
         return np.stack(parts, axis=-1).reshape(n, *space.shape) + space.start
     if isinstance(space, spaces.MultiBinary):
         return rng.integers(0, 2, (n, *space.shape), dtype=np.int8)
@@ -67,25 +58,11 @@ def _draw_box(space: spaces.Box, rng: np.random.Generator, n: int) -> NDArray[An
     return np.clip(rng.standard_normal(shape), space.low, space.high).astype(space.dtype)
 
 
-def _choose(
-    rng: np.random.Generator, n: int, choices: int, mask: Any, path: str
-) -> NDArray[np.int64]:
+def _choose(rng: np.random.Generator, n: int, choices: int, mask: Any = None) -> NDArray[np.int64]:
     """One of `choices` per row; with a mask, one of the legal ones."""
     if mask is None:
         return rng.integers(0, choices, n)
-    legal = np.asarray(mask) != 0  # [n, choices]
-    where = f"action '{path}'" if path else "action"
-    if legal.shape != (n, choices):
-        raise EnvError(
-            f"The mask of the {where} has shape {legal.shape}, but {(n, choices)} is needed; "
-            "correct the environment's action_mask."
-        )
-    if not legal.any(axis=1).all():
-        row = int(np.flatnonzero(~legal.any(axis=1))[0])
-        raise EnvError(
-            f"The mask of the {where} of environment {row} allows no choice; end the episode or "
-            "allow one."
-        )
+    legal = legal_actions(mask, (n, choices))
     # The largest of independent uniforms lies on each legal choice equally often.
     draws: NDArray[np.float64] = np.where(legal, rng.random((n, choices)), -1.0)
     chosen: NDArray[np.int64] = draws.argmax(axis=1)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import gymnasium
 import numpy as np
+
+from forethought.spaces.action_codec import ActionCodec, Table
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,20 @@ class EnvSpec:
     tasks: tuple[EnvSpec, ...] = ()
     """Where one agent plays several tasks: each as it is alone, unpadded. The fields above are then
     what they share: the widest observation and action, the longest limit, the largest repeat."""
+    distinct_actions: Table | None = None
+    """Of a discrete action space, the distinct actions: the choice of each factor, -1 where it does
+    not matter; None: every tuple of choices is one."""
+
+    @cached_property
+    def action_codec(self) -> ActionCodec:
+        """The table of all actions; a space that is not discrete is refused."""
+        return ActionCodec(self.action_space, self.distinct_actions)
+
+    @property
+    def mask_source(self) -> str | None:
+        """The key of info that holds the legal actions; None where all are legal."""
+        found = [column.source for column in self.columns if column.name == "action_mask"]
+        return found[0] if found else None
 
     @property
     def shapes(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ config.py   options                    model.py   networks and rollouts
 noise.py    every random number        update.py  one gradient step, in the paper's order
 act.py      acting and planning        agent.py   the agent: replay, optimisers, save and load
 tasks.py    many tasks in one agent
+actions.py  policy, values, planner    categorical.py   the same for discrete actions
 gammas.py   auxiliary discounts: rules   discounts.py   their heads, targets, loss, snapshots
 """
 

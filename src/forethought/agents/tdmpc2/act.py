@@ -9,17 +9,18 @@ from torch import Tensor
 
 from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
-from forethought.agents.tdmpc2.noise import PlanNoise, draw_plan_noise
-from forethought.planning.mppi import MPPISettings, Plan, mppi, shift
+from forethought.agents.tdmpc2.noise import PlanNoise
+from forethought.planning.categorical import CategoricalPlan
+from forethought.planning.mppi import Plan
 
 
 @dataclass
 class ActState:
     """What one caller's environments carry from decision to decision; the caller owns it."""
 
-    mean: Tensor  # [T, E, A], the last plan
+    mean: Tensor  # [T, E, A], the last plan; of discrete actions their probabilities
     generator: torch.Generator
-    plan: Plan | None = None
+    plan: Plan | CategoricalPlan | None = None
     """The last one, to look at; the future does not depend on it."""
 
 
@@ -27,7 +28,8 @@ class LatentScorer:
     """Values of action sequences, imagined from z0: the planner's `score`.
 
     Two savings leave the result as it is: what the first layers of dynamics and reward make of z0
-    is computed once and not once per sample, and only the two Q heads drawn are evaluated.
+    is computed once and not once per sample (and what they make of each action, where actions are
+    rows of a table), and only the two Q heads drawn are evaluated.
     (Keeping the policy's rollouts from iteration to iteration was tried: no gain, because matrix
     products over 488 rows take as long as over 512.)
     """
@@ -46,29 +48,39 @@ class LatentScorer:
         self.z0 = z0
         self.dynamics_part = model.dynamics.latent_part(z0)  # [E, 1, H]
         self.reward_part = model.reward.latent_part(z0)  # [E, 1, H]
+        self.dynamics_table = model.dynamics.action_table()
+        self.reward_table = model.reward.action_table()
+        heads = sorted({head for pair in noise.heads for head in pair})
+        self.q_tables = {head: model.q[head].action_table() for head in heads}  # type: ignore[operator]
 
     def __call__(self, actions: Tensor, iteration: int) -> Tensor:
-        """[T, E, N, A] -> [E, N]."""
-        model = self.model
-        total = torch.zeros(actions.shape[1:3], dtype=actions.dtype, device=actions.device)
+        """[T, E, N, A], or rows of the table of actions [T, E, N], -> [E, N]."""
+        model, noise = self.model, self.noise
+        dynamics, reward = model.dynamics, model.reward
+        dtype = noise.bootstrap.dtype
+        total = torch.zeros(actions.shape[1:3], dtype=dtype, device=actions.device)
         alive = torch.ones_like(total)
         z: Tensor | None = None
         for t, a in enumerate(actions):
             if z is None:
-                logits = model.reward.from_latent_part(self.reward_part, a)  # [E, N, K]
-                state = model.dynamics.from_latent_part(self.dynamics_part, a)  # [E, N, Z]
-                z = model.beside_task_of(self.z0, state)
-            else:
+                logits = reward.from_latent_part(self.reward_part, a, None, self.reward_table)
+                state = dynamics.from_latent_part(self.dynamics_part, a, None, self.dynamics_table)
+                z = model.beside_task_of(self.z0, state)  # [E, N, Z]
+            elif a.is_floating_point():
                 za = torch.cat((z, a), dim=-1)  # [E, N, Z+A]
-                logits = model.reward.joined(za)
-                z = model.beside_task_of(z, model.dynamics.joined(za))
+                logits = reward.joined(za)  # [E, N, K]
+                z = model.beside_task_of(z, dynamics.joined(za))
+            else:
+                part = dynamics.latent_part(z)  # [E, N, H]
+                logits = reward.from_latent_part(reward.latent_part(z), a, None, self.reward_table)
+                z = dynamics.from_latent_part(part, a, None, self.dynamics_table)
             total += self.gamma**t * alive * model.decode(logits)
             if model.termination is not None:
                 # Once the model says that it is over, no later step counts.
                 alive *= model.termination_probability(z) <= 0.5
         assert z is not None
-        a = model.policy_action(z, self.noise.bootstrap[iteration], self.mask)  # [E, N, A]
-        q = model.values(model.q, z, a, self.noise.heads[iteration])  # [2, E, N]
+        a = model.policy_action(z, noise.bootstrap[iteration], self.mask)  # [E, N, A]
+        q = model.values(model.q, z, a, noise.heads[iteration], self.q_tables)  # [2, E, N]
         return total + self.gamma ** len(actions) * alive * q.mean(0)
 
 
@@ -80,46 +92,36 @@ def plan(
     noise: PlanNoise,
     gamma: float,
     explore: bool,
+    legal: Tensor | None = None,
     task: Tensor | None = None,
-) -> Plan:
+) -> Plan | CategoricalPlan:
     """One decision for every environment: obs [E, O], last plan `mean` [T, E, A], `first` [E].
 
-    With several tasks, `task` [E] says which one each plays, and brings its own discount.
+    Of discrete actions, some may be `legal` now [E, N]; what will be legal later is not known. With
+    several tasks, `task` [E] says which one each plays, and brings its discount and its mask.
     """
-    config = model.config
-    settings = MPPISettings(
-        elites=config.planner.elites,
-        min_std=config.planner.min_std,
-        max_std=config.planner.max_std,
-        temperature=config.planner.temperature,
-    )
     z0 = model.encode(obs, task=task)  # [E, Z]
-    warm = shift(mean, first)
+    mask = legal if task is None else model.mask_of(task)
+    policy_actions = propose(model, z0, noise.policy, mask)  # [T, E, P, A]
     if model.tasks is None or task is None:
-        policy_actions = propose(model, z0, noise.policy)  # [T, E, P, A]
         score = LatentScorer(model, z0, noise, gamma)
-        return mppi(score, policy_actions, warm, noise.mppi, settings, explore)
-    # Without noise in padded dimensions every sequence, and so their mean, is zero there.
-    mask = model.tasks.masks[task]  # [E, A]
-    drawn = noise.mppi._replace(
-        samples=noise.mppi.samples * mask[:, None], explore=noise.mppi.explore * mask
-    )
-    policy_actions = propose(model, z0, noise.policy, mask[:, None])  # [T, E, P, A]
-    gammas = model.tasks.discount(task, obs.dtype)[:, None]  # [E, 1]
-    score = LatentScorer(model, z0, noise, gammas, mask[:, None])
-    found = mppi(score, policy_actions, warm * mask, drawn, settings, explore)
-    return found._replace(std=found.std * mask)
+    else:
+        gammas = model.tasks.discount(task, obs.dtype)[:, None]  # [E, 1]
+        score = LatentScorer(model, z0, noise, gammas, model.tasks.masks[task][:, None])
+    return model.actions.search(score, policy_actions, mean, first, noise, mask, explore)
 
 
-def propose(model: WorldModel, z0: Tensor, eps: Tensor, mask: Tensor | None = None) -> Tensor:
+def propose(model: WorldModel, z0: Tensor, noise: Tensor, mask: Tensor | None = None) -> Tensor:
     """Action sequences of the stochastic policy, imagined with the dynamics: [T, E, P, A]."""
-    horizon, _, count, _ = eps.shape
+    horizon, _, count, _ = noise.shape
     if count == 0:
-        return eps
+        return model.actions.no_sequences(noise)
+    own = None if mask is None else mask.unsqueeze(1)  # [E, 1, N]
+    later = own if model.actions.masks_stay else None
     z = z0.unsqueeze(1).expand(-1, count, -1)  # [E, P, Z]
     actions = []
     for t in range(horizon):
-        actions.append(model.policy_action(z, eps[t], mask))
+        actions.append(model.policy_action(z, noise[t], own if t == 0 else later))
         if t + 1 < horizon:
             z = model.next(z, actions[-1])
     return torch.stack(actions)
@@ -133,26 +135,20 @@ def decide(
     first: Tensor,
     gamma: float,
     explore: bool,
+    legal: Tensor | None = None,
     task: Tensor | None = None,
 ) -> tuple[Tensor, ActState]:
-    """Actions [E, A] and the next state; `task` [E] where there are several."""
-    envs, action_dim = len(obs), model.action_dim
+    """Actions [E, A], or rows of the table of actions [E], and the next state.
+
+    `legal` and `task` are as in `plan`.
+    """
+    envs, actions = len(obs), model.actions
     if not config.mpc:
-        shape = (envs, action_dim)
-        eps = torch.randn(shape, generator=state.generator, device=obs.device, dtype=obs.dtype)
-        output = model.pi(model.encode(obs, task=task), eps, model.mask_of(task))
+        shape = (envs, actions.noise_dim)
+        noise = actions.draw(shape, generator=state.generator, device=obs.device, dtype=obs.dtype)
+        mask = legal if task is None else model.mask_of(task)
+        output = model.pi(model.encode(obs, task=task), noise, mask)
         return (output.action if explore else output.mean), state
-    planner = config.planner
-    noise = draw_plan_noise(
-        state.generator,
-        horizon=config.horizon,
-        envs=envs,
-        samples=planner.samples,
-        policy_samples=planner.policy_samples,
-        elites=planner.elites,
-        iterations=planner.iterations_for(action_dim),
-        action_dim=action_dim,
-        num_q=len(model.q),
-    )
-    result = plan(model, obs, state.mean, first, noise, gamma, explore, task)
+    drawn = actions.plan_noise(state.generator, config.horizon, envs, len(model.q))
+    result = plan(model, obs, state.mean, first, drawn, gamma, explore, legal, task)
     return result.action, ActState(result.mean, state.generator, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from forethought.agents.base import Agent, Json, Metrics, Tensors
 from forethought.agents.tdmpc2 import discounts
 from forethought.agents.tdmpc2.act import ActState, decide
+from forethought.agents.tdmpc2.actions import BoxActions
+from forethought.agents.tdmpc2.categorical import CategoricalActions
 from forethought.agents.tdmpc2.config import CosineRate, LinearRate, TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
@@ -32,10 +35,16 @@ from forethought.nets.optimisers import adam, optimiser_tensors, restore_optimis
 from forethought.nets.precision import autocast
 from forethought.replay import Batch, Replay
 from forethought.seeding import Streams
+from forethought.spaces import nested
+from forethought.spaces.action_codec import ActionCodec, is_discrete
+from forethought.spaces.masks import legal_actions
 from forethought.spaces.spec import EnvSpec
+from forethought.spaces.structure import subspaces
 
-PLAN_METRICS = ("plan_value_max", "plan_value_mean", "plan_value_std", "plan_std_mean")
-"""Of the elites in a plan's last iteration, and of the first action's distribution."""
+PLAN_VALUES = ("plan_value_max", "plan_value_mean", "plan_value_std")
+"""Of the elites in a plan's last iteration."""
+PLAN_METRICS = (*PLAN_VALUES, BoxActions.plan_metric)
+"""And of the first action's distribution; for discrete actions that is another metric."""
 PARTS = ("encoder", "dynamics", "reward", "termination", "q", "aux_value", "tasks")
 """What the model's optimiser owns; the policy has its own."""
 RATE_OF = {"aux_value": "q", "tasks": "dynamics"}
@@ -43,7 +52,8 @@ RATE_OF = {"aux_value": "q", "tasks": "dynamics"}
 
 
 class TDMPC2(Agent):
-    """Model-based control in latent space for continuous actions and vector observations."""
+    """Model-based control in latent space for vector observations; actions are continuous, or
+    discrete of any structure."""
 
     name: ClassVar[str] = "tdmpc2"
     config: TDMPC2Config
@@ -59,7 +69,8 @@ class TDMPC2(Agent):
         num_envs: int = 1,
         for_acting: bool = False,
     ) -> None:
-        obs_dim, action_dim = check_spaces(spec)
+        obs_dim, action_dim, codec = check_spaces(spec)
+        (BoxActions if codec is None else CategoricalActions).check(config, spec.task)
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
@@ -76,9 +87,12 @@ class TDMPC2(Agent):
         self.gamma = gamma
         self.episodic = spec.terminates if config.episodic is None else config.episodic
         # Weights are drawn where every machine draws the same, then moved.
+        self.codec = codec
         self.model = WorldModel(
-            obs_dim, action_dim, config, self.episodic, streams.torch("init"), tasks
+            obs_dim, action_dim, config, self.episodic, streams.torch("init"), codec, tasks
         )
+        if isinstance(self.model.actions, CategoricalActions):
+            self.notes += (self.model.actions.describe(),)
         if tasks is not None:
             self.notes += (tasks.describe(),)
         if aux_gammas:
@@ -91,7 +105,8 @@ class TDMPC2(Agent):
             if kernels is not None:
                 use_kernels(self.model, kernels)
         extra = ("termination_loss",) if self.episodic else ()
-        self.metric_names = METRICS + extra + (PLAN_METRICS if config.mpc else ())
+        planned = (*PLAN_VALUES, self.model.actions.plan_metric)
+        self.metric_names = METRICS + extra + (planned if config.mpc else ())
         self.metric_names += discounts.metric_names(aux_gammas)
         self.updates = 0
         if not for_acting:
@@ -116,7 +131,7 @@ class TDMPC2(Agent):
     # ---- acting ----
 
     def new_state(self, num_envs: int, streams: Streams, stream: str, *index: int) -> ActState:
-        shape = (self.config.horizon, num_envs, self.model.action_dim)
+        shape = (self.config.horizon, num_envs, self.model.actions.plan_width)
         mean = torch.zeros(shape, device=self.device)
         return ActState(mean, streams.torch(stream, *index, device=self.device))
 
@@ -127,13 +142,24 @@ class TDMPC2(Agent):
         first: NDArray[np.bool_],
         info: Sequence[dict[str, Any]],
         explore: bool,
-    ) -> tuple[NDArray[np.float32], ActState]:
-        x = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device)
+    ) -> tuple[Any, ActState]:
+        x = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device).flatten(1)
         begins = torch.as_tensor(first, device=self.device)
+        legal = self._legal(info)
         with torch.inference_mode(), autocast(self.config.precision, self.device):
             action, state = decide(
-                self.model, self.config, x, state, begins, self.gamma, explore, self._tasks(info)
+                self.model,
+                self.config,
+                x,
+                state,
+                begins,
+                self.gamma,
+                explore,
+                legal,
+                self._tasks(info),
             )
+        if self.codec is not None:
+            return self.codec.decode(action.cpu().numpy()), state
         return action.float().cpu().numpy(), state
 
     def _tasks(self, info: Sequence[dict[str, Any]]) -> Tensor | None:
@@ -147,17 +173,32 @@ class TDMPC2(Agent):
             )
         return torch.tensor([int(own["task"]) for own in info], device=self.device)
 
+    def _legal(self, info: Sequence[dict[str, Any]]) -> Tensor | None:
+        """Which actions of the table each environment allows now [E, N]; None: all of them."""
+        source = self.spec.mask_source
+        if self.codec is None or source is None:
+            return None
+        if any(source not in own for own in info):
+            raise ForethoughtError(
+                f"{self.spec.task} says in info which actions are legal, but there is no "
+                f"'{source}' in the info given: pass what reset and step return, as in "
+                "act(obs, info=info)."
+            )
+        mask = np.stack([own[source] for own in info])
+        legal = legal_actions(mask, (len(info), self.codec.size))
+        return torch.from_numpy(legal).to(self.device)
+
     def act_with_stats(
-        self, obs: Any, explore: bool = False
-    ) -> tuple[NDArray[np.float32], dict[str, float]]:
+        self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, float]]:
         first = self._own_state is None
         if first:
             self._own_state = self.new_state(1, self.streams, "own-acting", self._own_episode)
             self._own_episode += 1
         action, self._own_state = self.act_batch(
-            np.asarray(obs)[None], self._own_state, np.array([first]), [{}], explore
+            np.asarray(obs)[None], self._own_state, np.array([first]), [info or {}], explore
         )
-        return action[0], self.acting_statistics(self._own_state)
+        return nested.index(action, 0), self.acting_statistics(self._own_state)
 
     def acting_statistics(self, state: ActState) -> Metrics:
         plan = state.plan
@@ -167,7 +208,7 @@ class TDMPC2(Agent):
             "plan_value_max": plan.values.max().item(),
             "plan_value_mean": plan.values.mean().item(),
             "plan_value_std": plan.values.std(correction=0).item(),
-            "plan_std_mean": plan.std[0].mean().item(),
+            self.model.actions.plan_metric: self.model.actions.plan_spread(plan).item(),
         }
 
     def acting_state(self, state: ActState) -> tuple[Json, Tensors]:
@@ -227,10 +268,10 @@ class TDMPC2(Agent):
             stream or self.update_stream,
             horizon=config.horizon,
             batch=config.batch_size,
-            action_dim=self.model.action_dim,
             num_q=size.num_q,
             units=size.mlp_units,
             dropout=config.model.dropout,
+            **self.model.actions.update_noise(),
         )
 
     def update(self, batch: Batch, noise: UpdateNoise) -> Metrics:
@@ -243,7 +284,17 @@ class TDMPC2(Agent):
 
     def _tensors(self, batch: Batch) -> TensorBatch:
         task = None if self.model.tasks is None else batch.extras["task"][0].long()  # [B]
-        return TensorBatch(batch.obs.float(), batch.action, batch.reward, batch.terminated, task)
+        action, legal = batch.action, batch.extras.get("action_mask")
+        if self.codec is None:
+            legal = None
+        else:
+            stored = nested.tree_map(lambda leaf: leaf.cpu().numpy(), action)
+            action = torch.from_numpy(self.codec.encode(stored)).to(self.device)  # [T, B]
+        if legal is not None:
+            # Where all is over nothing may be legal, and what is there does not count.
+            legal = (legal != 0) | ~legal.any(-1, keepdim=True)  # [T+1, B, N]
+        obs = batch.obs.float().flatten(2)  # [T+1, B, O]
+        return TensorBatch(obs, action, batch.reward, batch.terminated, legal, task)
 
     def snapshots(self, agent_steps: int) -> dict[str, Json]:
         """What the auxiliary values predict on slices of replay, and what they should."""
@@ -358,22 +409,39 @@ def _names(model: nn.Module) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
-def check_spaces(spec: EnvSpec) -> tuple[int, int]:
-    """Lengths of observation and action, or a sentence that says what does not fit."""
-    obs, action = spec.observation_space, spec.action_space
-    if not isinstance(obs, gymnasium.spaces.Box) or len(obs.shape) != 1:
+def check_spaces(spec: EnvSpec) -> tuple[int, int, ActionCodec | None]:
+    """Lengths of observation and action and the table of discrete actions, or a sentence that says
+    what does not fit."""
+    obs = spec.observation_space
+    box = isinstance(obs, gymnasium.spaces.Box)
+    if not box or not (len(obs.shape) == 1 or obs.dtype == np.bool_):  # type: ignore[arg-type]
         raise ConfigError(
-            f"tdmpc2 takes observations that are one vector (a Box of one axis), but those of "
-            f"{spec.task} are {obs}."
+            f"tdmpc2 takes observations that are one vector (a Box of one axis, or of bits in any "
+            f"shape), but those of {spec.task} are {obs}."
         )
+    return math.prod(obs.shape), *check_actions(spec)  # type: ignore[arg-type]
+
+
+def check_actions(spec: EnvSpec) -> tuple[int, ActionCodec | None]:
+    """The length of an action as networks see it, and the table of discrete ones."""
+    action = spec.action_space
+    if is_discrete(action):
+        codec = spec.action_codec
+        for column in spec.columns:
+            if column.name == "action_mask":
+                codec.check_mask(column.shape)
+        return codec.width, codec
     box = isinstance(action, gymnasium.spaces.Box) and len(action.shape) == 1
     box = box and np.issubdtype(action.dtype, np.floating)
     if not (box and np.all(action.low == -1) and np.all(action.high == 1)):  # type: ignore[attr-defined]
+        mixed = subspaces(action) is not None
         raise ConfigError(
-            f"tdmpc2 takes continuous actions (a bounded Box of one axis), but those of "
-            f"{spec.task} are {action}."
+            "tdmpc2 takes continuous actions (a bounded Box of one axis) or discrete ones "
+            "(Discrete, MultiDiscrete, MultiBinary or a Dict of these"
+            + (", but not both together" if mixed else "")
+            + f"), but those of {spec.task} are {action}."
         )
-    return obs.shape[0], action.shape[0]  # type: ignore[index]
+    return action.shape[0], None  # type: ignore[index]
 
 
 def rate_schedule(config: TDMPC2Config) -> Schedule:

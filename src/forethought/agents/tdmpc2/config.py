@@ -115,9 +115,11 @@ class PlannerConfig:
     iterations: int | None = None
     """Refits per plan; None means 6, and 8 from 20 action dimensions on."""
     min_std: float = 0.05
-    """Smallest standard deviation of the action distribution."""
+    """Continuous actions: smallest standard deviation of the action distribution."""
     max_std: float = 2.0
-    """Largest and first standard deviation of the action distribution."""
+    """Continuous actions: largest and first standard deviation of the action distribution."""
+    min_probability: float = 0.05
+    """Discrete actions: share of each step's distribution that is spread over all legal ones."""
     temperature: float = 0.5
     """Multiplies the gap to the best value before the softmax over elites."""
 
@@ -143,6 +145,12 @@ class PlannerConfig:
             where + "min_std",
             self.min_std,
             f"above 0 and at most agent.planner.max_std ({self.max_std})",
+        )
+        require(
+            0 <= self.min_probability < 1,
+            where + "min_probability",
+            self.min_probability,
+            "at least 0 and below 1",
         )
         require(self.temperature > 0, where + "temperature", self.temperature, "above 0")
 
@@ -268,6 +276,12 @@ class TDMPC2Config:
     returns: OneStep | NStep | TDLambda = field(default_factory=OneStep)
     """How value targets are built from a slice."""
     multi_gamma: MultiGammaConfig = field(default_factory=MultiGammaConfig)
+    q_target: Literal["max", "policy", "expected"] | None = None
+    """What a state is worth in value targets: the greatest Q of the legal actions, Q of an action
+    of the policy, or the policy's expectation of Q; None: max if discrete, policy if continuous."""
+    q_target_top_k: int | None = None
+    """Discrete actions: max looks at so many, the policy's likeliest; None: all, or 64 if there are
+    more than 512."""
     mpc: bool = True
     """Plan each action; off: the policy acts alone."""
     horizon: int = 3
@@ -297,11 +311,11 @@ class TDMPC2Config:
     entropy_coef: float = 1e-4
     """Weight of the policy's entropy."""
     entropy: Literal["gaussian", "jacobian"] = "gaussian"
-    """The policy's entropy: gaussian (official code since 2024-12) or with tanh's Jacobian."""
+    """Entropy, continuous actions: gaussian (official since 2024-12) or with tanh's Jacobian."""
     log_std_min: float = -10.0
-    """Smallest log standard deviation of the policy."""
+    """Smallest log standard deviation of a continuous policy."""
     log_std_max: float = 2.0
-    """Largest log standard deviation of the policy."""
+    """Largest log standard deviation of a continuous policy."""
     grad_clip_norm: float = 20.0
     """Largest gradient norm of the model, and of the policy."""
     tau: float = 0.01
@@ -339,6 +353,10 @@ class TDMPC2Config:
             self.log_std_min < self.log_std_max,
             f"below agent.log_std_max ({self.log_std_max})",
         )
+        k = self.q_target_top_k
+        check("q_target_top_k", k is None or k >= 1, "at least 1")
+        chosen = k is None or self.q_target in (None, "max")
+        check("q_target_top_k", chosen, f"left out: agent.q_target is {self.q_target}")
         refuse_idle(self, "agent")
         if self.gamma is not None:
             self.multi_gamma.check_primary(self.gamma, "which is agent.gamma")

@@ -1,21 +1,24 @@
 """The world model of TD-MPC2: encoder, dynamics, reward, termination, policy, Q ensemble.
 
 Shapes: Z latent, A action, K bins, B any batch. Logits stay logits; `TwoHot.decode` turns those of
-reward and Q into numbers. With several tasks a latent is [z, e], Z + D long: the task's embedding
-travels behind z (see tasks.py), and masks [B, A] are 1 where an action dimension is the task's.
+reward and Q into numbers. A discrete action is the number of its row in the table of actions: where
+a continuous one is [B, A], it is [B]. With several tasks a latent is [z, e], Z + D long: the task's
+embedding travels behind z (see tasks.py), and masks [B, A] are 1 where an action dimension is the
+task's.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forethought.agents.tdmpc2.actions import Actions, BoxActions, PolicyOutput
+from forethought.agents.tdmpc2.categorical import CategoricalActions
 from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.discounts import AuxiliaryValues
 from forethought.agents.tdmpc2.tasks import Tasks
@@ -23,8 +26,10 @@ from forethought.config import ForethoughtError
 from forethought.maths import TwoHot
 from forethought.nets.init import trunc_normal_linears, zero_last_weight
 from forethought.nets.layers import MLP, NormedLinear
+from forethought.spaces.action_codec import ActionCodec
 
-HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+LARGEST_TABLE = 4096
+"""Actions up to which what a first layer makes of each is kept during a plan."""
 
 
 class LatentActionMLP(MLP):
@@ -32,6 +37,9 @@ class LatentActionMLP(MLP):
 
     W [z, a] + b = W_z z + (W_a a + b): when many actions share one latent, or when only the
     action's part needs a gradient, the first term is computed once.
+
+    With `columns` [N, F] actions are rows of a table, and row i is a vector of zeros with ones at
+    columns[i]: W_a a is then a sum of columns of W_a, which are looked up.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class LatentActionMLP(MLP):
         *,
         simnorm_group: int | None = None,
         dropout: float = 0.0,
+        columns: Tensor | None = None,
     ) -> None:
         super().__init__(
             latent + action,
@@ -53,8 +62,12 @@ class LatentActionMLP(MLP):
             simnorm_group=simnorm_group or 8,
         )
         self.latent = latent
+        self.columns: Tensor | None
+        self.register_buffer("columns", columns, persistent=False)
 
     def forward(self, z: Tensor, a: Tensor, keep: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        if self.columns is not None:
+            return self.from_latent_part(self.latent_part(z), a, keep)
         return self.joined(torch.cat((z, a), dim=-1), keep)
 
     def joined(self, za: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -71,9 +84,30 @@ class LatentActionMLP(MLP):
         """W_z z of the first layer."""
         return F.linear(z, self.first.weight[:, : self.latent])
 
-    def from_latent_part(self, part: Tensor, a: Tensor, keep: Tensor | None = None) -> Tensor:
+    def action_part(self, a: Tensor, table: Tensor | None = None) -> Tensor:
+        """W_a a of the first layer, looked up in `action_table()` where it is given."""
+        weight = self.first.weight[:, self.latent :]  # [H, A]
+        if self.columns is None:
+            return F.linear(a, weight)
+        if table is not None:
+            return F.embedding(a, table)
+        ones = F.embedding(self.columns[a], weight.t().contiguous())  # [..., F, H]
+        return ones.squeeze(-2) if ones.shape[-2] == 1 else ones.sum(-2)
+
+    def action_table(self) -> Tensor | None:
+        """W_a a of every action in the table [N, H], for those who look up many of them.
+
+        None where actions are vectors, or too many.
+        """
+        if self.columns is None or len(self.columns) > LARGEST_TABLE:
+            return None
+        return self.action_part(torch.arange(len(self.columns), device=self.columns.device))
+
+    def from_latent_part(
+        self, part: Tensor, a: Tensor, keep: Tensor | None = None, table: Tensor | None = None
+    ) -> Tensor:
         """The whole network, given `latent_part(z)`, which broadcasts against the actions."""
-        product = F.linear(a, self.first.weight[:, self.latent :])
+        product = self.action_part(a, table)
         bias: Tensor = self.first.bias
         if part.numel() == bias.numel():  # one latent for all actions: as good as a bias
             bias = bias + part.flatten()
@@ -98,18 +132,11 @@ class QEnsemble(nn.ModuleList):
     ) -> Tensor:
         """Logits [heads, B, K]; `keep` are dropout masks [heads, B, H] in the same order."""
         chosen = range(len(self)) if heads is None else heads
-        za = torch.cat((z, a), dim=-1)
         masks = [None] * len(chosen) if keep is None else list(keep)
+        if not a.is_floating_point():  # rows of a table: there is nothing to join
+            return torch.stack([self[h](z, a, m) for h, m in zip(chosen, masks, strict=True)])
+        za = torch.cat((z, a), dim=-1)
         return torch.stack([self[h].joined(za, m) for h, m in zip(chosen, masks, strict=True)])  # type: ignore[operator]
-
-
-class PolicyOutput(NamedTuple):
-    """A squashed Gaussian, one sample of it, and its entropy."""
-
-    action: Tensor  # [B, A]
-    mean: Tensor  # [B, A]
-    entropy: Tensor  # [B]
-    scaled_entropy: Tensor  # [B], what the policy's loss uses
 
 
 class Rollout(NamedTuple):
@@ -130,14 +157,20 @@ class WorldModel(nn.Module):
         config: TDMPC2Config,
         episodic: bool,
         generator: torch.Generator | None,
+        codec: ActionCodec | None = None,
         tasks: Tasks | None = None,
     ) -> None:
+        """With a `codec` actions are the rows of its table, and `action_dim` is its width."""
         super().__init__()
         options, size = config.model, config.model.resolved
         task_dim = 0 if tasks is None else tasks.dim
         outputs, hidden = size.latent_dim, [size.mlp_units] * 2
         latent = outputs + task_dim
         self.config, self.action_dim, self.latent_dim = config, action_dim, outputs
+        self.actions: Actions = (
+            BoxActions(action_dim, config) if codec is None else CategoricalActions(codec, config)
+        )
+        columns = None if codec is None else torch.from_numpy(codec.columns)
         self.two_hot = TwoHot(options.bins, options.bin_low, options.bin_high)
         encoder_hidden = [size.encoder_units] * max(size.encoder_layers - 1, 1)
         self.encoder = MLP(
@@ -148,13 +181,15 @@ class WorldModel(nn.Module):
             simnorm_group=options.simnorm_dim,
         )
         self.dynamics = LatentActionMLP(
-            latent, action_dim, hidden, outputs, simnorm_group=options.simnorm_dim
+            latent, action_dim, hidden, outputs, simnorm_group=options.simnorm_dim, columns=columns
         )
-        self.reward = LatentActionMLP(latent, action_dim, hidden, options.bins)
+        self.reward = LatentActionMLP(latent, action_dim, hidden, options.bins, columns=columns)
         self.termination = MLP(latent, hidden, 1) if episodic else None
-        self.policy = MLP(latent, hidden, 2 * action_dim)
+        self.policy = self.actions.make_policy(latent, hidden)
         self.q = QEnsemble(
-            LatentActionMLP(latent, action_dim, hidden, options.bins, dropout=options.dropout)
+            LatentActionMLP(
+                latent, action_dim, hidden, options.bins, dropout=options.dropout, columns=columns
+            )
             for _ in range(size.num_q)
         )
         trunc_normal_linears(self, generator)
@@ -206,51 +241,37 @@ class WorldModel(nn.Module):
         """The number that two-hot logits of reward or Q stand for: [..., K] -> [...]."""
         return self.dynamics.first.kernels.decode(logits, self.two_hot)
 
-    def values(self, q: QEnsemble, z: Tensor, a: Tensor, heads: Sequence[int]) -> Tensor:
-        """What the chosen heads say, as numbers and without a gradient: [heads, B]."""
-        za = torch.cat((z, a), dim=-1)
-        return torch.stack([self.decode(q[h].joined(za)) for h in heads])  # type: ignore[operator]
+    def values(
+        self,
+        q: QEnsemble,
+        z: Tensor,
+        a: Tensor,
+        heads: Sequence[int],
+        tables: Mapping[int, Tensor | None] | None = None,
+    ) -> Tensor:
+        """What the chosen heads say, as numbers and without a gradient: [heads, B].
 
-    def pi(self, z: Tensor, eps: Tensor | None = None, mask: Tensor | None = None) -> PolicyOutput:
-        """The policy at z, sampled with standard normal `eps`; without it, its mean.
-
-        Where `mask` is 0, there is no action: it is 0, and adds nothing to the entropy.
+        `tables` are the heads' `action_table()`, where somebody has them.
         """
-        config = self.config
-        mu, raw = self.policy(z).chunk(2, dim=-1)
-        span = config.log_std_max - config.log_std_min
-        log_std = config.log_std_min + 0.5 * span * (torch.tanh(raw) + 1)
-        if eps is None:
-            eps = torch.zeros_like(mu)
-        if mask is not None:
-            mu, log_std, eps = mu * mask, log_std * mask, eps * mask
-        action = torch.tanh(mu + eps * log_std.exp())
-        entropy, scaled = self._entropy(eps, log_std, action, mask)
-        return PolicyOutput(action, torch.tanh(mu), entropy, scaled)
+        if a.is_floating_point():
+            za = torch.cat((z, a), dim=-1)
+            return torch.stack([self.decode(q[h].joined(za)) for h in heads])  # type: ignore[operator]
+        found = []
+        for h in heads:
+            table = None if tables is None else tables[h]
+            logits = q[h].from_latent_part(q[h].latent_part(z), a, None, table)  # type: ignore[operator]
+            found.append(self.decode(logits))
+        return torch.stack(found)
 
-    def _entropy(
-        self, eps: Tensor, log_std: Tensor, action: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        dims = self.action_dim if mask is None else mask.sum(-1)  # those that there are
-        residual = (-0.5 * eps**2 - log_std).sum(-1)
-        if self.config.entropy == "jacobian":
-            # The formula of 2024 and before: Jacobian of tanh included, Gaussian part times A.
-            squash = _sum(torch.log(1 - action**2 + 1e-6), mask)
-            entropy = -(dims * (residual - HALF_LOG_2PI) - squash)
-            return entropy, entropy
-        log_gauss = residual - dims * HALF_LOG_2PI
-        squash = _sum(torch.log(torch.relu(1 - action**2) + 1e-6), mask)
-        # In today's official code the Jacobian cancels from what the loss uses.
-        return -(log_gauss - squash), -dims * log_gauss
+    def pi(
+        self, z: Tensor, noise: Tensor | None = None, mask: Tensor | None = None
+    ) -> PolicyOutput:
+        """The policy at z, sampled with `noise`; without it, its mean, or its likeliest action."""
+        return self.actions.pi(self.policy, z, noise, mask)
 
-    def policy_action(self, z: Tensor, eps: Tensor, mask: Tensor | None = None) -> Tensor:
+    def policy_action(self, z: Tensor, noise: Tensor, mask: Tensor | None = None) -> Tensor:
         """Only the sampled action, for planning."""
-        config = self.config
-        mu, raw = self.policy(z).chunk(2, dim=-1)
-        span = config.log_std_max - config.log_std_min
-        std = (config.log_std_min + 0.5 * span * (torch.tanh(raw) + 1)).exp_()
-        action = torch.tanh(std.mul_(eps).add_(mu))
-        return action if mask is None else action * mask
+        return self.actions.sample(self.policy, z, noise, mask)
 
     def rollout_dynamics_multi_step(
         self, z0: Tensor, actions: Tensor, opponent_id: int | None = None
@@ -272,8 +293,3 @@ class WorldModel(nn.Module):
         if self.termination is None:
             return z.new_zeros(z.shape[:-1])
         return torch.sigmoid(self.termination(z)).squeeze(-1)
-
-
-def _sum(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Over the action's dimensions, where there are any."""
-    return (x if mask is None else x * mask).sum(-1)

@@ -7,17 +7,25 @@ checks and 'off means identical' tests rely on.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from forethought.planning.categorical import CategoricalNoise
 from forethought.planning.mppi import MPPINoise
+
+Draw = Callable[..., Tensor]
+"""torch.randn or torch.rand."""
 
 
 @dataclass(frozen=True)
 class UpdateNoise:
-    """T horizon, B batch, A action dimensions, H units of Q's first layer."""
+    """T horizon, B batch, H units of Q's first layer, A action dimensions.
+
+    Discrete actions take uniform numbers, one per factor and draw, where they draw at all.
+    """
 
     target_policy: Tensor  # [T, B, A] standard normal
     target_heads: tuple[int, int]
@@ -34,7 +42,7 @@ class PlanNoise:
     policy: Tensor  # [T, E, P, A] standard normal
     heads: tuple[tuple[int, int], ...]  # I pairs of Q heads
     bootstrap: Tensor  # [I, E, N, A]
-    mppi: MPPINoise
+    mppi: MPPINoise | CategoricalNoise
 
 
 def draw_update_noise(
@@ -46,17 +54,20 @@ def draw_update_noise(
     num_q: int,
     units: int,
     dropout: float,
+    policy_dim: int | None = None,
+    draw: Draw = torch.randn,
 ) -> UpdateNoise:
-    """The random numbers of one update."""
+    """The random numbers of one update; the policy's loss may need `policy_dim` for each state."""
+    policy_dim = action_dim if policy_dim is None else policy_dim
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=generator.device)
+    def drawn(*shape: int) -> Tensor:
+        return draw(shape, generator=generator, device=generator.device)
 
     return UpdateNoise(
-        target_policy=normal(horizon, batch, action_dim),
+        target_policy=drawn(horizon, batch, action_dim),
         target_heads=two_heads(generator, num_q),
         value_keep=keep_masks(generator, (num_q, horizon * batch, units), dropout),
-        policy=normal(horizon + 1, batch, action_dim),
+        policy=drawn(horizon + 1, batch, policy_dim),
         policy_heads=two_heads(generator, num_q),
         policy_keep=keep_masks(generator, (2, (horizon + 1) * batch, units), dropout),
     )
@@ -88,6 +99,33 @@ def draw_plan_noise(
             samples=normal(iterations, horizon, envs, samples - policy_samples, action_dim),
             gumbel=-torch.log(-torch.log(uniform.clamp(min=1e-20))),
             explore=normal(envs, action_dim),
+        ),
+    )
+
+
+def draw_categorical_plan_noise(
+    generator: torch.Generator,
+    *,
+    horizon: int,
+    envs: int,
+    samples: int,
+    policy_samples: int,
+    iterations: int,
+    factors: int,
+    num_q: int,
+) -> PlanNoise:
+    """The same for a plan over a table of actions with so many factors; all uniform in [0, 1)."""
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, device=generator.device)
+
+    return PlanNoise(
+        policy=uniform(horizon, envs, policy_samples, factors),
+        heads=tuple(two_heads(generator, num_q) for _ in range(iterations)),
+        bootstrap=uniform(iterations, envs, samples, factors),
+        mppi=CategoricalNoise(
+            samples=uniform(iterations, horizon, envs, samples - policy_samples),
+            explore=uniform(envs, 1),
         ),
     )
 

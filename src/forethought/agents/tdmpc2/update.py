@@ -22,7 +22,6 @@ from forethought.agents.tdmpc2.discounts import AuxiliaryLoss
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise
 from forethought.maths import RunningScale, lambda_returns, n_step_returns, one_step_returns
-from forethought.nets.layers import frozen
 from forethought.nets.optimisers import clip_gradients
 
 Metrics = dict[str, float]
@@ -53,9 +52,10 @@ class TensorBatch:
     """A batch of slices on the agent's device."""
 
     obs: Tensor  # [T+1, B, O]
-    action: Tensor  # [T, B, A]
+    action: Tensor  # [T, B, A], or rows of the table of actions [T, B]
     reward: Tensor  # [T, B]
     terminated: Tensor  # [T, B], 0 or 1; truncation is not in here: it never cuts the bootstrap
+    legal: Tensor | None = None  # [T+1, B, N] bool, which actions may be taken; None: all
     task: Tensor | None = None  # [B], which of several tasks each slice is of
 
 
@@ -106,7 +106,7 @@ class Learner:
         if self.model.tasks is not None:
             self.model.tasks.renormalise()
 
-        metrics |= self.update_policy(zs, noise, batch.task)
+        metrics |= self.update_policy(zs, noise, batch.legal, batch.task)
         self.update_targets()
         return metrics
 
@@ -115,8 +115,9 @@ class Learner:
         """The latents to predict [T, B, Z], the values to predict [T, B] and V(x_{t+1}) [T, B]."""
         model, config = self.model, self.config
         next_z = model.encode(batch.obs[1:], task=batch.task)  # [T, B, Z]
-        a = model.policy_action(next_z, noise.target_policy, model.mask_of(batch.task))  # [T, B, A]
-        value = model.values(model.target_q, next_z, a, noise.target_heads).amin(0)  # [T, B]
+        legal = None if batch.legal is None else batch.legal[1:]
+        mask = legal if batch.task is None else model.mask_of(batch.task)
+        value = model.actions.next_value(model, next_z, noise, mask)  # [T, B]
         returns = (batch.reward, batch.terminated, value, self.gamma_of(batch))
         match config.returns:
             case NStep(n):
@@ -180,7 +181,13 @@ class Learner:
         """[T, B] -> scalar: mean over the batch, then (1/T) sum of rho^t."""
         return (self.rho[: len(loss)] * loss.mean(1)).mean()
 
-    def update_policy(self, zs: Tensor, noise: UpdateNoise, task: Tensor | None = None) -> Metrics:
+    def update_policy(
+        self,
+        zs: Tensor,
+        noise: UpdateNoise,
+        legal: Tensor | None = None,
+        task: Tensor | None = None,
+    ) -> Metrics:
         """Maximise Q and entropy at the imagined latents [T+1, B, Z] of the old weights.
 
         The embeddings of several tasks are the model's: the policy's loss does not move them.
@@ -188,11 +195,10 @@ class Learner:
         model, config = self.model, self.config
         with torch.no_grad():
             zs = model.with_task(zs, task)
-        output = model.pi(zs, noise.policy, model.mask_of(task))  # [T+1, B, A]
-        with frozen(model.q):
-            q = self.policy_q(zs, output.action, noise)  # [T+1, B]
+        mask = legal if task is None else model.mask_of(task)
+        q, entropy, scaled_entropy = model.actions.policy_terms(model, zs, noise, mask)  # [T+1, B]
         scale = self.scale.after(q[0])  # updated before it is used
-        gain = config.entropy_coef * output.scaled_entropy + q / scale
+        gain = config.entropy_coef * scaled_entropy + q / scale
         loss = self.over_time(-gain)
         self.policy_optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -200,7 +206,7 @@ class Learner:
         metrics = {
             "policy_loss": loss.item(),
             "policy_grad_norm": norm,
-            "policy_entropy": output.entropy.mean().item(),
+            "policy_entropy": entropy.mean().item(),
             "q_mean": q.mean().item(),
             "q_max": q.max().item(),
             "q_scale": scale.item(),
@@ -211,18 +217,6 @@ class Learner:
             self.scale.value = scale
             self.policy_optimiser.step()
         return metrics | {"nonfinite": 0.0 if finite else 1.0}
-
-    def policy_q(self, zs: Tensor, a: Tensor, noise: UpdateNoise) -> Tensor:
-        """The mean of two heads, with dropout. Only the action's part of layer 1 has a gradient."""
-        model = self.model
-        flat_z, flat_a = zs.flatten(0, 1), a.flatten(0, 1)
-        values = []
-        for i, head in enumerate(noise.policy_heads):
-            keep = None if noise.policy_keep is None else noise.policy_keep[i]
-            q = model.q[head]
-            logits = q.from_latent_part(q.latent_part(flat_z), flat_a, keep)  # type: ignore[operator]
-            values.append(model.decode(logits))
-        return (sum(values) / len(values)).view(zs.shape[:2])  # type: ignore[union-attr]
 
     @torch.no_grad()
     def update_targets(self) -> None:
