@@ -1,7 +1,9 @@
 """Packed episodes: what is written comes back, and every fault in a dataset is found."""
 
+import errno
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from forethought import files
 from forethought.config import ConfigError
 from forethought.data import Dataset, DatasetError, from_gym_steps, verify, write_dataset
 from forethought.data.layout import EPISODE
+from forethought.data.npy_files import GrowingColumn
 from forethought.data.space_json import space_from_json, space_to_json
 from forethought.files import FileError
 from forethought.spaces.spec import Column, EnvSpec
@@ -195,6 +198,30 @@ def test_an_episode_that_breaks_a_rule_leaves_nothing_behind(tmp_path, rows, sai
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(self, rows):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(GrowingColumn, "append", full)
+    with pytest.raises(FileError, match=r"could not be written \(No space left"):
+        make_dataset(tmp_path / "d")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_large_dataset_opens_few_files(tmp_path):
+    """A process may often have no more than 1024 open; each shard has a dozen columns."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    dataset = Dataset.open(make_dataset(tmp_path / "d", [3] * 12, shard_bytes=1))
+    assert len(dataset.shards) == 12
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+
+
+def test_what_a_terminal_would_obey_is_no_name(tmp_path):
+    with pytest.raises(DatasetError, match=r"cannot be shown: 'stub:\\x1b\[2J'"):
+        make_dataset(tmp_path / "d", specs=[spec("stub:\x1b[2J")])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_dataset_without_episodes_is_not_written(tmp_path):
     with (
         pytest.raises(DatasetError, match="stub:a has no episodes"),
@@ -318,6 +345,8 @@ def test_padding_that_is_not_zero_is_found(tmp_path):
         (lambda m: m["shards"].clear(), "it names no shards"),
         (lambda m: m.pop("tasks"), "does not hold what it must"),
         (lambda m: m["tasks"].clear(), "does not hold what it must"),
+        (lambda m: m["tasks"][0].update(policy="a\x1b[2J"), "cannot be shown"),
+        (lambda m: m["tasks"][0]["spec"].update(task="a\nb"), "cannot be shown"),
     ],
 )
 def test_a_description_that_cannot_be_is_refused(place, edit, said):

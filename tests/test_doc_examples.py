@@ -31,6 +31,13 @@ from forethought.envs import check_task, make_env, make_single, rendering
 from forethought.presets import flags
 from forethought.tracking import columns
 from forethought.tracking.catalog import Entry
+from tests.import_stubs import (
+    box_json,
+    chunk_columns,
+    minari_episode,
+    write_chunk,
+    write_minari,
+)
 from tests.stubs import CounterEnv
 
 ROOT = Path(__file__).parents[1]
@@ -121,12 +128,24 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def world(place):
-    """The same, with two small runs of a task that can be filmed, for RUN and OTHER_RUN."""
+    """The same, with two small runs of a task that can be filmed, for RUN and OTHER_RUN, and data
+    of others."""
     runs = {"RUN": place.folder / "filmed", "OTHER_RUN": place.folder / "other"}
     for seed, out in enumerate(runs.values(), start=1):
         words = ["train", WORDS["AGENT"], WORDS["TASK"], "--seed", str(seed), "--out", str(out)]
         assert cli.main(made_small(words)) == 0
-    return SimpleNamespace(place=place, runs=runs)
+    return SimpleNamespace(place=place, runs={**runs, **sources(place.folder / "sources")})
+
+
+def sources(folder):
+    """Data of others to import, for MINARI and CHUNKS."""
+    (folder / "chunks").mkdir(parents=True)
+    write_chunk(folder / "chunks" / "chunk_0.pt", chunk_columns([1, 0], rows=501))
+    columns = chunk_columns([3, 3], rows=501, widths={3: (4, 2)})
+    write_chunk(folder / "chunks" / "chunk_1.pt", columns)
+    spaces = {"obs_space": box_json(3, -9.0, 9.0), "action_space": box_json(2, -2.0, 2.0)}
+    minari = write_minari(folder / "minari", [minari_episode(9)], **spaces)
+    return {"MINARI": minari, "CHUNKS": folder / "chunks"}
 
 
 @pytest.fixture

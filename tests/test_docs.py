@@ -137,3 +137,19 @@ def test_the_readme_says_of_a_resume_what_was_measured():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "500 + 500 steps against 1000" in text
     assert f"differs by up to {difference:.2f} in a parameter" in text
+
+
+def test_the_page_of_datasets_tells_the_measured_speed():
+    file = ROOT / "docs" / "results" / "offline_speed.json"
+    result = json.loads(file.read_text(encoding="utf-8"))
+    mapped = result["summary"]["episodes mapped"]
+    text = (ROOT / "docs" / "datasets.md").read_text(encoding="utf-8")
+    told = [
+        f"{result['speed_of_memory']['episodes']:.1%} of the speed",
+        f"drawn per transition: {result['speed_of_memory']['transitions']:.1%}",
+        f"{mapped['sample_ms']['median']:.2f} ms of {mapped['update_ms']['median']:.1f} ms",
+        f"took {result['summary']['cold']['sample_ms']['median']:.1f} ms to draw",
+        f"Measured {result['date_utc'][:10]}",
+    ]
+    assert [words for words in told if words not in text] == []
+    assert result["rows"] >= 10_000_000

@@ -26,6 +26,7 @@ from forethought.data.layout import (
     DatasetError,
     TaskInfo,
     column_files,
+    printable,
     stored_leaves,
     task_from_json,
 )
@@ -81,7 +82,7 @@ class Dataset:
             if not tasks or leaves != stored_leaves([task.spec for task in tasks]):
                 raise ValueError("its columns are not those of its tasks")
             shards = [_sizes(n, shard) for n, shard in enumerate(described["shards"])]
-            source = str(described["source"])
+            source = printable(described["source"])
             if not shards:
                 raise ValueError("it names no shards")
         return cls(

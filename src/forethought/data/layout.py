@@ -42,6 +42,8 @@ CONVENTION = (
     "truncated received on arriving; row 0 of an episode has neither action nor reward"
 )
 SPLITS = ("train", "held-out")
+MAX_WORDS = 1000
+"""Characters of a name or remark."""
 EPISODE = np.dtype(
     [
         ("episode_id", "<i8"),  # counts the episodes of the dataset
@@ -159,6 +161,14 @@ def column_files(leaves: Iterable[Leaf]) -> dict[str, str]:
     return found
 
 
+def printable(text: object) -> str:
+    """A name or remark as it may be shown: one line, nothing that a terminal would obey."""
+    words = str(text)
+    if len(words) > MAX_WORDS or not words.isprintable():
+        raise ValueError(f"it has a name or remark that cannot be shown: {ascii(words)[:60]}")
+    return words
+
+
 def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
     """What an agent sees of a task, as JSON."""
     return {
@@ -183,7 +193,7 @@ def spec_from_json(data: Any) -> EnvSpec:
         for c in data["columns"]
     ]
     return EnvSpec(
-        task=str(data["task"]),
+        task=printable(data["task"]),
         observation_space=space_from_json(data["observation_space"]),
         action_space=space_from_json(data["action_space"]),
         max_episode_steps=None if limit is None else int(limit),
@@ -209,7 +219,7 @@ def task_from_json(data: Any) -> TaskInfo:
     """The inverse of `task_to_json`."""
     return TaskInfo(
         spec=spec_from_json(data["spec"]),
-        policy=str(data["policy"]),
+        policy=printable(data["policy"]),
         episodes=int(data["episodes"]),
         rows=int(data["rows"]),
         returns=Statistics(**{key: float(x) for key, x in data["returns"].items()}),

@@ -67,10 +67,10 @@ def import_minari(
             terminates=True,
         )
         total = int(described["total_episodes"])
-    told = f"Minari dataset {str(described.get('dataset_id', source.name))[:200]}"
+    told = f"Minari dataset {described.get('dataset_id', source.name)}"
     with _opened(folder / MAIN) as file:
         numbers = _episode_numbers(folder / MAIN, file, total)
-        policy = str(described.get("algorithm_name") or "unknown")[:200]
+        policy = str(described.get("algorithm_name") or "unknown")
         with write_dataset(out, [spec], [policy], source=told, shard_bytes=shard_bytes) as writer:
             for number in numbers:
                 episode = _Episode(folder / MAIN, file[f"episode_{number}"])

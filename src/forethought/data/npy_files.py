@@ -6,7 +6,6 @@ the file is begun and once more when its rows are counted. No file here is ever 
 
 from __future__ import annotations
 
-import mmap
 import os
 import tokenize
 from io import BufferedReader
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
@@ -63,6 +63,8 @@ def map_column(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDAr
     """A .npy file of exactly this type and shape, read-only and not read yet.
 
     Nothing is copied: what is touched comes from the disk, or from what the system keeps of it.
+    torch maps it and not Python's mmap, which would keep a file open per column: the columns of a
+    large dataset may be more than a process can have open.
     """
     with open_regular(path) as file:
         _check_header(path, file, dtype, shape)
@@ -74,10 +76,10 @@ def map_column(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDAr
                 f"{path} has {size} bytes, but a column of {shape[0]} rows must have "
                 f"{start + count * dtype.itemsize}."
             )
-        if count == 0:
-            return np.empty(shape, dtype)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.frombuffer(mapped, dtype, count, start).reshape(shape)
+    content = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).numpy()
+    rows = content[start:].view(dtype).reshape(shape)
+    rows.flags.writeable = False
+    return rows
 
 
 def _check_header(

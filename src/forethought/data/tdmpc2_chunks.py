@@ -26,7 +26,7 @@ from torch import Tensor
 from forethought.config import ConfigError
 from forethought.data.archives import check_torch_archive
 from forethought.data.dataset import Dataset
-from forethought.data.layout import DatasetError
+from forethought.data.layout import DatasetError, stored_leaves
 from forethought.data.tdmpc2_tasks import TASK_SETS
 from forethought.data.writer import SHARD_BYTES, check_out, write_dataset
 from forethought.spaces.spec import EnvSpec
@@ -37,6 +37,8 @@ ACTION_REPEAT = 2
 SLACK = 1e-6
 """How far beyond 1 an action may lie: rounding."""
 LARGEST_TASK = 100_000
+MOST_SHARDS = 60
+"""mt80 takes more than a hundred gigabytes, and a dataset may have a thousand files."""
 
 
 class _SavedTensorDict:
@@ -152,10 +154,11 @@ def import_tdmpc2(
         raise DatasetError(f"{source} holds no *.pt files.")
     widths: dict[int, tuple[int, int]] = {}
     lengths: set[int] = set()
-    terminates = False
+    episodes, terminates = 0, False
     for path in paths:  # once over everything, so that nothing is written of files with a fault
         columns = load_chunk(path)
         lengths.add(columns["reward"].shape[1])
+        episodes += len(columns["reward"])
         terminates = terminates or "terminated" in columns
         _measure(path, columns, widths)
     if len(lengths) != 1:
@@ -171,6 +174,8 @@ def import_tdmpc2(
     specs = [_spec(names[number], *widths[number], rows, terminates) for number in wanted]
     policies = ["replay of TD-MPC2 agents"] * len(specs)
     told = f"official TD-MPC2 chunks in {source.name}"
+    row_bytes = sum(leaf.nbytes for leaf in stored_leaves(specs))
+    shard_bytes = max(shard_bytes, row_bytes * rows * episodes // MOST_SHARDS)
     with write_dataset(out, specs, policies, source=told, shard_bytes=shard_bytes) as writer:
         for path in paths:
             columns = load_chunk(path)

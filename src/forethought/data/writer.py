@@ -30,6 +30,7 @@ from forethought.data.layout import (
     TaskInfo,
     column_files,
     data_leaves,
+    printable,
     stored_leaves,
     task_to_json,
 )
@@ -90,6 +91,11 @@ def write_dataset(
     says where the rows come from.
     """
     check_out(path)
+    for words in (source, *policies, *(spec.task for spec in tasks)):
+        try:
+            printable(words)
+        except ValueError as error:
+            raise DatasetError(f"{path} was not written: {error}.") from None
     meta: dict[str, Any] = {}
     with files.publish(path, meta) as folder:
         writer = DatasetWriter(folder, tasks, policies, source, shard_bytes)
