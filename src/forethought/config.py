@@ -415,9 +415,14 @@ def build_run_config(
 
 def refuse_idle_offline(config: RunConfig, said: Mapping[str, Any]) -> None:
     """What a person, and no preset, says of offline runs must not be without effect."""
+    if config.is_offline:
+        return
+    defaults = to_dict(OfflineConfig())
     for key, value in flatten(said).items():
-        if key.startswith("offline.") and not config.is_offline and value is not None:
-            require(False, key, value, "left out: it has no effect without offline.data")
+        group, _, name = key.partition(".")
+        if group == "offline":
+            rule = "left out: it has no effect without offline.data"
+            require(value == defaults.get(name), key, value, rule)
 
 
 def check_options(
