@@ -9,12 +9,18 @@ import json
 import sys
 import types
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
 
 GENERATIONS = ("0.2", "0.3", "0.14")
 """Of tensordict: another module, then another way to rebuild."""
+
+
+def spring(file):
+    """What a hostile file calls, if it is let."""
+    Path(file).touch()
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from forethought.envs import check_task, make_env, make_single, rendering
 from forethought.presets import flags
 from forethought.tracking import columns
 from forethought.tracking.catalog import Entry
+from tests.data_stubs import make_dataset
 from tests.import_stubs import (
     box_json,
     chunk_columns,
@@ -138,14 +139,15 @@ def world(place):
 
 
 def sources(folder):
-    """Data of others to import, for MINARI and CHUNKS."""
+    """Data of others to import, for MINARI and CHUNKS, and a DATASET."""
     (folder / "chunks").mkdir(parents=True)
     write_chunk(folder / "chunks" / "chunk_0.pt", chunk_columns([1, 0], rows=501))
     columns = chunk_columns([3, 3], rows=501, widths={3: (4, 2)})
     write_chunk(folder / "chunks" / "chunk_1.pt", columns)
     spaces = {"obs_space": box_json(3, -9.0, 9.0), "action_space": box_json(2, -2.0, 2.0)}
     minari = write_minari(folder / "minari", [minari_episode(9)], **spaces)
-    return {"MINARI": minari, "CHUNKS": folder / "chunks"}
+    dataset = make_dataset(folder / "dataset")
+    return {"MINARI": minari, "CHUNKS": folder / "chunks", "DATASET": dataset}
 
 
 @pytest.fixture
