@@ -177,6 +177,6 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_played(refused, emp
 
 def test_data_alone_shows_its_commands(capsys):
     assert cli.main(["data"]) == 2
-    assert "data describe DATASET..." in capsys.readouterr().err
+    assert "describe DATASET..." in capsys.readouterr().err
     assert cli.main(["data", "record", "--help"]) == 0
     assert "--explore" in capsys.readouterr().out

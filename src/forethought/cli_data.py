@@ -99,8 +99,13 @@ def run(tokens: list[str], playing: Playing) -> int:
     """Carries out `forethought data VERB ...`; `playing` shows how far the episodes are."""
     verb = tokens[0] if tokens else None
     if verb in (None, "-h", "--help"):
-        commands = {f"data {name}": (v.usage, v.about) for name, v in VERBS.items()}
-        return help.show_overview(commands, sys.stdout if verb else sys.stderr)
+        return help.show_overview(
+            {name: (v.usage, v.about) for name, v in VERBS.items()},
+            sys.stdout if verb else sys.stderr,
+            "forethought data",
+            "Datasets of packed episodes, to learn from without an environment.",
+            "record --agent random --task dmc:walker-walk --out walker-random",
+        )
     if verb not in VERBS:
         raise conf.unknown("data command", str(verb), VERBS, "'forethought data --help' shows all.")
     chosen = VERBS[verb]

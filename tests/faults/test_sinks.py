@@ -80,7 +80,7 @@ def test_case_20_a_sink_that_fails_leaves_the_same_run_bit_for_bit(
 ):
     """airspace.md, section 5, row 2.1: the run ends with the weights of one without that sink."""
     sink = FailingSink(methods, error)
-    monkeypatch.setattr(loop, "make_sinks", lambda track, steps: [sink])
+    monkeypatch.setattr(loop, "make_sinks", lambda track, steps, unit: [sink])
     run = train_run(stub_run(), tmp_path / "run")
     assert run.status == "done"
     assert training_record(run.path) == without_sinks

@@ -52,7 +52,9 @@ def make_case(config: TDMPC2Config, episodic: bool = False) -> Case:
     generator = torch.Generator().manual_seed(5)
     masks = torch.tensor([[float(i < width) for i in range(ACTION)] for _, width in WIDTHS])
     tasks = Tasks(masks, GAMMAS, DIM)
-    case = Case(WorldModel(OBS, ACTION, config, episodic, generator, tasks), config, generator)
+    case = Case(
+        WorldModel(OBS, ACTION, config, episodic, generator, tasks=tasks), config, generator
+    )
     case.model.to(EXACT)
     with torch.no_grad():
         for parameter in case.model.parameters():
@@ -189,7 +191,7 @@ def make_batch(case: Case) -> TensorBatch:
         action[:, b, WIDTHS[k][1] :] = 0
     reward = 3 * case.normal(horizon, BATCH)
     terminated = (case.normal(horizon, BATCH) > 1.0).to(EXACT)
-    return TensorBatch(obs, action, reward, terminated, task)
+    return TensorBatch(obs, action, reward, terminated, task=task)
 
 
 def check_update(config: TDMPC2Config, episodic: bool) -> None:
@@ -268,7 +270,7 @@ def test_plan_of_many_tasks(explore: bool, episodic: bool, policy_samples: int) 
         obs[e, WIDTHS[k][0] :] = 0
     first = torch.tensor([True, False, False, True])
     with torch.inference_mode():
-        fast = plan(case.model, obs, mean, first, noise, float("nan"), explore, task)
+        fast = plan(case.model, obs, mean, first, noise, float("nan"), explore, task=task)
     for e, k in enumerate(task.tolist()):
         observed, acted = WIDTHS[k]
         one = {

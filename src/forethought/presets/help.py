@@ -18,7 +18,17 @@ def wanted(tokens: Sequence[str]) -> bool:
     return "-h" in tokens or "--help" in tokens
 
 
-def show_overview(commands: Mapping[str, tuple[str, str]], stream: TextIO) -> int:
+ABOUT = "Agents that learn a model of their world, plan in it, and are checked."
+EXAMPLE = "train tdmpc2 dmc:cartpole-swingup --preset tdmpc2_small --seed 1"
+
+
+def show_overview(
+    commands: Mapping[str, tuple[str, str]],
+    stream: TextIO,
+    program: str = "forethought",
+    purpose: str = ABOUT,
+    example: str = EXAMPLE,
+) -> int:
     """Every command by name: what follows it, and what it is for. Returns the exit code."""
     from rich.console import Console
     from rich.panel import Panel
@@ -28,10 +38,10 @@ def show_overview(commands: Mapping[str, tuple[str, str]], stream: TextIO) -> in
     for name, (usage, about) in commands.items():
         table.add_row(f"[bold]{name}[/] {usage}", about)
     console = Console(file=stream, highlight=False)
-    console.print("usage: [bold]forethought[/] COMMAND ...   (COMMAND --help explains each)\n")
-    console.print("Agents that learn a model of their world, plan in it, and are checked.\n")
+    console.print(f"usage: [bold]{program}[/] COMMAND ...   (COMMAND --help explains each)\n")
+    console.print(f"{purpose}\n")
     console.print(Panel(table, title="commands", title_align="left", border_style="dim"))
-    console.print("\nforethought train tdmpc2 dmc:cartpole-swingup --preset tdmpc2_small --seed 1")
+    console.print(f"\n{program} {example}")
     return 0 if stream is sys.stdout else 2
 
 
