@@ -15,7 +15,7 @@ from forethought.envs.vector import VectorEnv
 from forethought.spaces.spec import EnvSpec
 
 FAMILIES: dict[str, ModuleType] = {"dmc": dmc, "gym": gymnasium_ids, "minatar": minatar}
-"""Each offers names(), check(name) and build(name, render_mode)."""
+"""Each offers names(), check(name) and build(name, render_mode, obs)."""
 
 
 def known_tasks() -> list[str]:
@@ -36,17 +36,19 @@ def make_single(
     *,
     action_repeat: int | None = None,
     max_episode_steps: int | None = None,
+    obs: str | None = None,
     render_mode: str | None = None,
     env_index: int = 0,
 ) -> TaskEnv:
     """One environment as agents see it.
 
     `max_episode_steps` counts decisions and replaces the task's own limit; None keeps that, in
-    whole decisions. `env_index` is the name under which errors speak of it.
+    whole decisions. `obs` is that of the configuration. `env_index` is the name under which errors
+    speak of it.
     """
     check_task(task)
     key, _, name = task.partition(":")
-    built = FAMILIES[key].build(name, render_mode)
+    built = FAMILIES[key].build(name, render_mode, obs)
     repeat = built.action_repeat if action_repeat is None else action_repeat
     require(repeat >= 1, "action_repeat", repeat, "at least 1")
     if max_episode_steps is None and built.max_frames is not None:
@@ -69,6 +71,7 @@ def make_env(
     workers: bool = False,
     action_repeat: int | None = None,
     max_episode_steps: int | None = None,
+    obs: str | None = None,
     render_mode: str | None = None,
     timeout_seconds: float | None = None,
 ) -> VectorEnv:
@@ -81,6 +84,7 @@ def make_env(
     options: dict[str, Any] = {
         "action_repeat": action_repeat,
         "max_episode_steps": max_episode_steps,
+        "obs": obs,
         "render_mode": render_mode,
     }
     makers = [functools.partial(make_single, task, env_index=i, **options) for i in range(num_envs)]
@@ -88,12 +92,16 @@ def make_env(
 
 
 def spec_of(
-    task: str, *, action_repeat: int | None = None, max_episode_steps: int | None = None
+    task: str,
+    *,
+    action_repeat: int | None = None,
+    max_episode_steps: int | None = None,
+    obs: str | None = None,
 ) -> EnvSpec:
     """What an agent will see of a task."""
-    make = functools.partial(
-        make_single, task, action_repeat=action_repeat, max_episode_steps=max_episode_steps
-    )
+    options: dict[str, Any]
+    options = {"action_repeat": action_repeat, "max_episode_steps": max_episode_steps, "obs": obs}
+    make = functools.partial(make_single, task, **options)
     env = build(make, 0)
     try:
         return env.spec_for_agent

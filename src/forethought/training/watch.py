@@ -113,6 +113,7 @@ def _maker(task: str, config: EnvConfig, render_mode: str) -> Callable[[], TaskE
         task,
         action_repeat=config.action_repeat,
         max_episode_steps=config.eval_max_episode_steps or config.max_episode_steps,
+        obs=config.obs,
         render_mode=render_mode,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import PlanNoise, draw_plan_noise
 from forethought.planning.mppi import MPPISettings, Plan, mppi, shift
+from forethought.replay.stacks import FrameStacker
+from forethought.spaces.nested import Tree
 
 
 @dataclass
@@ -21,6 +23,8 @@ class ActState:
     generator: torch.Generator
     plan: Plan | None = None
     """The last one, to look at; the future does not depend on it."""
+    frames: FrameStacker | None = None
+    """The last frames, where observations are stacked."""
 
 
 class LatentScorer:
@@ -62,14 +66,14 @@ class LatentScorer:
 
 def plan(
     model: WorldModel,
-    obs: Tensor,
+    obs: Tree,
     mean: Tensor,
     first: Tensor,
     noise: PlanNoise,
     gamma: float,
     explore: bool,
 ) -> Plan:
-    """One decision for every environment: obs [E, O], last plan `mean` [T, E, A], `first` [E]."""
+    """One decision for every environment: obs [E, ...], last plan `mean` [T, E, A], `first` [E]."""
     config = model.config
     settings = MPPISettings(
         elites=config.planner.elites,
@@ -100,17 +104,18 @@ def propose(model: WorldModel, z0: Tensor, eps: Tensor) -> Tensor:
 def decide(
     model: WorldModel,
     config: TDMPC2Config,
-    obs: Tensor,
+    obs: Tree,
     state: ActState,
     first: Tensor,
     gamma: float,
     explore: bool,
 ) -> tuple[Tensor, ActState]:
     """Actions [E, A] and the next state."""
-    envs, action_dim = len(obs), model.action_dim
+    envs, action_dim = len(first), model.action_dim
     if not config.mpc:
         shape = (envs, action_dim)
-        eps = torch.randn(shape, generator=state.generator, device=obs.device, dtype=obs.dtype)
+        device, dtype = state.mean.device, state.mean.dtype
+        eps = torch.randn(shape, generator=state.generator, device=device, dtype=dtype)
         output = model.pi(model.encode(obs), eps)
         return (output.action if explore else output.mean), state
     planner = config.planner
@@ -126,4 +131,4 @@ def decide(
         num_q=len(model.q),
     )
     result = plan(model, obs, state.mean, first, noise, gamma, explore)
-    return result.action, ActState(result.mean, state.generator, result)
+    return result.action, replace(state, mean=result.mean, plan=result)

@@ -18,6 +18,7 @@ from forethought.agents.tdmpc2.act import ActState, decide
 from forethought.agents.tdmpc2.config import CosineRate, LinearRate, TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
+from forethought.agents.tdmpc2.observations import observations_of
 from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch
 from forethought.clock import Constant, Cosine, Linear, Schedule
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
@@ -28,19 +29,24 @@ from forethought.nets.layers import use_kernels
 from forethought.nets.optimisers import adam, optimiser_tensors, restore_optimiser
 from forethought.nets.precision import autocast
 from forethought.replay import Batch, Replay
+from forethought.replay.rows import RowSpec
+from forethought.replay.stacks import FrameStacker
 from forethought.seeding import Streams
+from forethought.spaces import nested
 from forethought.spaces.spec import EnvSpec
 
 PLAN_METRICS = ("plan_value_max", "plan_value_mean", "plan_value_std", "plan_std_mean")
 """Of the elites in a plan's last iteration, and of the first action's distribution."""
 PARTS = ("encoder", "dynamics", "reward", "termination", "q", "aux_value")
 """What the model's optimiser owns; the policy has its own."""
+STACK_PAD = "first"
+"""Before an episode's first frame lies that frame again."""
 RATE_OF = {"aux_value": "q"}
 """Parts that learn at the rate of another."""
 
 
 class TDMPC2(Agent):
-    """Model-based control in latent space for continuous actions and vector observations."""
+    """Model-based control in latent space for continuous actions."""
 
     name: ClassVar[str] = "tdmpc2"
     config: TDMPC2Config
@@ -56,7 +62,8 @@ class TDMPC2(Agent):
         num_envs: int = 1,
         for_acting: bool = False,
     ) -> None:
-        obs_dim, action_dim = check_spaces(spec)
+        action_dim = check_actions(spec)
+        observations = observations_of(spec, config.image)
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
@@ -72,7 +79,10 @@ class TDMPC2(Agent):
         self.gamma = gamma
         self.episodic = spec.terminates if config.episodic is None else config.episodic
         # Weights are drawn where every machine draws the same, then moved.
-        self.model = WorldModel(obs_dim, action_dim, config, self.episodic, streams.torch("init"))
+        self.observations = observations
+        self.model = WorldModel(
+            observations, action_dim, config, self.episodic, streams.torch("init")
+        )
         if aux_gammas:
             self.model.aux_value = discounts.make_heads(config, aux_gammas)
             self.notes += (self.model.aux_value.describe(gamma),)
@@ -110,7 +120,16 @@ class TDMPC2(Agent):
     def new_state(self, num_envs: int, streams: Streams, stream: str, *index: int) -> ActState:
         shape = (self.config.horizon, num_envs, self.model.action_dim)
         mean = torch.zeros(shape, device=self.device)
-        return ActState(mean, streams.torch(stream, *index, device=self.device))
+        state = ActState(mean, streams.torch(stream, *index, device=self.device))
+        if self.observations.stack:
+            rows = RowSpec.of(self.spec, self.observations.stack, STACK_PAD)
+            state.frames = FrameStacker.of(rows, num_envs)
+        return state
+
+    def observe(self, obs: Any, state: ActState, first: NDArray[np.bool_]) -> bool:
+        if state.frames is not None:
+            state.frames.push(obs, first)
+        return state.frames is not None
 
     def act_batch(
         self,
@@ -120,7 +139,9 @@ class TDMPC2(Agent):
         info: Sequence[dict[str, Any]],
         explore: bool,
     ) -> tuple[NDArray[np.float32], ActState]:
-        x = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device)
+        if state.frames is not None:
+            obs = state.frames.push(obs, first)
+        x = self.observations.tensors(obs, self.device)
         begins = torch.as_tensor(first, device=self.device)
         with torch.inference_mode(), autocast(self.config.precision, self.device):
             action, state = decide(self.model, self.config, x, state, begins, self.gamma, explore)
@@ -134,7 +155,7 @@ class TDMPC2(Agent):
             self._own_state = self.new_state(1, self.streams, "own-acting", self._own_episode)
             self._own_episode += 1
         action, self._own_state = self.act_batch(
-            np.asarray(obs)[None], self._own_state, np.array([first]), [{}], explore
+            nested.stack([obs]), self._own_state, np.array([first]), [{}], explore
         )
         return action[0], self.acting_statistics(self._own_state)
 
@@ -150,11 +171,17 @@ class TDMPC2(Agent):
         }
 
     def acting_state(self, state: ActState) -> tuple[Json, Tensors]:
-        return {}, {"mean": state.mean, "generator": state.generator.get_state()}
+        tensors = {"mean": state.mean, "generator": state.generator.get_state()}
+        if state.frames is not None:
+            tensors |= {f"frames/{name}": x for name, x in state.frames.state().items()}
+        return {}, tensors
 
     def restore_acting_state(self, state: ActState, json: Json, tensors: Tensors) -> ActState:
         state.generator.set_state(tensors["generator"].cpu())
-        return ActState(tensors["mean"].to(self.device), state.generator)
+        restored = ActState(tensors["mean"].to(self.device), state.generator, None, state.frames)
+        if restored.frames is not None:
+            restored.frames.restore(_below("frames", tensors))
+        return restored
 
     # ---- learning ----
 
@@ -166,6 +193,8 @@ class TDMPC2(Agent):
             self.config.horizon + 1,
             self.streams.numpy("replay"),
             self.device,
+            self.observations.stack,
+            STACK_PAD,
         )
 
     def train(self, updates: int = 1) -> Metrics:
@@ -187,6 +216,7 @@ class TDMPC2(Agent):
             num_q=size.num_q,
             units=size.mlp_units,
             dropout=config.model.dropout,
+            pads=self.observations.pads,
         )
 
     def update(self, batch: Batch, noise: UpdateNoise) -> Metrics:
@@ -198,7 +228,8 @@ class TDMPC2(Agent):
             return self.learner.update(self._tensors(batch), noise)
 
     def _tensors(self, batch: Batch) -> TensorBatch:
-        return TensorBatch(batch.obs.float(), batch.action, batch.reward, batch.terminated)
+        obs = self.observations.of_batch(batch.obs)
+        return TensorBatch(obs, batch.action, batch.reward, batch.terminated)
 
     def snapshots(self, agent_steps: int) -> dict[str, Json]:
         """What the auxiliary values predict on slices of replay, and what they should."""
@@ -210,7 +241,8 @@ class TDMPC2(Agent):
         tensors = self._tensors(batch)
         with torch.no_grad(), autocast(self.config.precision, self.device):
             _, _, value = self.learner.targets(tensors, noise)  # [T, B]
-            z0 = self.model.encode(tensors.obs[0])  # [B, Z]
+            first = nested.index(tensors.obs, 0)
+            z0 = self.model.encode(first, noise.shift_at(0))  # [B, Z]
             zs = self.model.rollout_dynamics_multi_step(z0, tensors.action).latents  # [T+1, B, Z]
             shown = discounts.snapshot(
                 self.learner.auxiliary, zs[:-1], tensors.reward, tensors.terminated, value
@@ -313,14 +345,9 @@ def _names(model: nn.Module) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
-def check_spaces(spec: EnvSpec) -> tuple[int, int]:
-    """Lengths of observation and action, or a sentence that says what does not fit."""
-    obs, action = spec.observation_space, spec.action_space
-    if not isinstance(obs, gymnasium.spaces.Box) or len(obs.shape) != 1:
-        raise ConfigError(
-            f"tdmpc2 takes observations that are one vector (a Box of one axis), but those of "
-            f"{spec.task} are {obs}."
-        )
+def check_actions(spec: EnvSpec) -> int:
+    """The length of an action, or a sentence that says what does not fit."""
+    action = spec.action_space
     box = isinstance(action, gymnasium.spaces.Box) and len(action.shape) == 1
     box = box and np.issubdtype(action.dtype, np.floating)
     if not (box and np.all(action.low == -1) and np.all(action.high == 1)):  # type: ignore[attr-defined]
@@ -328,7 +355,7 @@ def check_spaces(spec: EnvSpec) -> tuple[int, int]:
             f"tdmpc2 takes continuous actions (a bounded Box of one axis), but those of "
             f"{spec.task} are {action}."
         )
-    return obs.shape[0], action.shape[0]  # type: ignore[index]
+    return action.shape[0]  # type: ignore[index]
 
 
 def discount(config: TDMPC2Config, spec: EnvSpec) -> float:

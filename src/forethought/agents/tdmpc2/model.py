@@ -17,10 +17,13 @@ from torch import Tensor, nn
 
 from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.discounts import AuxiliaryValues
+from forethought.agents.tdmpc2.encoders import make_encoder
+from forethought.agents.tdmpc2.observations import Observations
 from forethought.config import ForethoughtError
 from forethought.maths import TwoHot
-from forethought.nets.init import trunc_normal_linears, zero_last_weight
+from forethought.nets.init import trunc_normal_linears, uniform_convolutions, zero_last_weight
 from forethought.nets.layers import MLP, NormedLinear
+from forethought.spaces.nested import Tree
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -121,11 +124,14 @@ class Rollout(NamedTuple):
 
 
 class WorldModel(nn.Module):
-    """All networks. `target_q` is a slow copy of `q` that no optimiser touches."""
+    """All networks. `target_q` is a slow copy of `q` that no optimiser touches.
+
+    `observations` is what the encoder sees; a number stands for one vector of that length.
+    """
 
     def __init__(
         self,
-        obs_dim: int,
+        observations: Observations | int,
         action_dim: int,
         config: TDMPC2Config,
         episodic: bool,
@@ -136,10 +142,7 @@ class WorldModel(nn.Module):
         latent, hidden = size.latent_dim, [size.mlp_units] * 2
         self.config, self.action_dim = config, action_dim
         self.two_hot = TwoHot(options.bins, options.bin_low, options.bin_high)
-        encoder_hidden = [size.encoder_units] * max(size.encoder_layers - 1, 1)
-        self.encoder = MLP(
-            obs_dim, encoder_hidden, latent, "simnorm", simnorm_group=options.simnorm_dim
-        )
+        self.encoder = make_encoder(observations, config)
         self.dynamics = LatentActionMLP(
             latent, action_dim, hidden, latent, simnorm_group=options.simnorm_dim
         )
@@ -151,14 +154,15 @@ class WorldModel(nn.Module):
             for _ in range(size.num_q)
         )
         trunc_normal_linears(self, generator)
+        uniform_convolutions(self, generator)
         for head in (self.reward, *self.q):
             zero_last_weight(head)
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
         self.aux_value: AuxiliaryValues | None = None
 
-    def encode(self, obs: Tensor) -> Tensor:
-        """z = h(x): [B, O] -> [B, Z]."""
-        return self.encoder(obs)  # type: ignore[no-any-return]
+    def encode(self, obs: Tree, shift: Tensor | None = None) -> Tensor:
+        """z = h(x): [B, O], or leaves by path -> [B, Z]; `shift` moves images, in training only."""
+        return self.encoder(obs, shift)  # type: ignore[no-any-return]
 
     def next(self, z: Tensor, a: Tensor) -> Tensor:
         """z' = d(z, a): [B, Z]."""

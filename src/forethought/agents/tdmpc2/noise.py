@@ -25,6 +25,11 @@ class UpdateNoise:
     policy: Tensor  # [T+1, B, A]
     policy_heads: tuple[int, int]
     policy_keep: Tensor | None  # [2, (T+1)*B, H]
+    shift: Tensor | None = None  # [T+1, B, images, 2] whole pixels, None without images
+
+    def shift_at(self, rows: int | slice) -> Tensor | None:
+        """How the images of these rows of a slice are moved."""
+        return None if self.shift is None else self.shift[rows]
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,9 @@ def draw_update_noise(
     num_q: int,
     units: int,
     dropout: float,
+    pads: tuple[int, ...] = (),
 ) -> UpdateNoise:
-    """The random numbers of one update."""
+    """The random numbers of one update; `pads` are the most pixels by which images are moved."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=generator.device)
@@ -59,7 +65,22 @@ def draw_update_noise(
         policy=normal(horizon + 1, batch, action_dim),
         policy_heads=two_heads(generator, num_q),
         policy_keep=keep_masks(generator, (2, (horizon + 1) * batch, units), dropout),
+        shift=shifts(generator, (horizon + 1, batch), pads),
     )
+
+
+def shifts(
+    generator: torch.Generator, lead: tuple[int, ...], pads: tuple[int, ...]
+) -> Tensor | None:
+    """Offsets of rows and columns, 0 to twice the pad of each image, all equally likely."""
+    if not pads:
+        return None
+    device = generator.device
+    found = [
+        torch.randint(0, 2 * pad + 1, (*lead, 2), generator=generator, device=device)
+        for pad in pads
+    ]
+    return torch.stack(found, dim=-2)
 
 
 def draw_plan_noise(

@@ -24,6 +24,7 @@ from forethought.agents.tdmpc2.noise import UpdateNoise
 from forethought.maths import RunningScale, lambda_returns, n_step_returns, one_step_returns
 from forethought.nets.layers import frozen
 from forethought.nets.optimisers import clip_gradients
+from forethought.spaces.nested import Tree, index
 
 Metrics = dict[str, float]
 
@@ -52,7 +53,7 @@ of `discounts.metric_names`."""
 class TensorBatch:
     """A batch of slices on the agent's device."""
 
-    obs: Tensor  # [T+1, B, O]
+    obs: Tree  # [T+1, B, O], or leaves by path [T+1, B, ...]
     action: Tensor  # [T, B, A]
     reward: Tensor  # [T, B]
     terminated: Tensor  # [T, B], 0 or 1; truncation is not in here: it never cuts the bootstrap
@@ -111,7 +112,8 @@ class Learner:
     def targets(self, batch: TensorBatch, noise: UpdateNoise) -> tuple[Tensor, Tensor, Tensor]:
         """The latents to predict [T, B, Z], the values to predict [T, B] and V(x_{t+1}) [T, B]."""
         model, config = self.model, self.config
-        next_z = model.encode(batch.obs[1:])  # [T, B, Z]
+        after = slice(1, None)
+        next_z = model.encode(index(batch.obs, after), noise.shift_at(after))  # [T, B, Z]
         a = model.policy_action(next_z, noise.target_policy)  # [T, B, A]
         value = model.values(model.target_q, next_z, a, noise.target_heads).amin(0)  # [T, B]
         returns = (batch.reward, batch.terminated, value, self.gamma)
@@ -132,7 +134,7 @@ class Learner:
         Auxiliary values, where there are any, bootstrap from the primary one's own `value`.
         """
         model, config, two_hot = self.model, self.config, self.model.two_hot
-        z = model.encode(batch.obs[0])  # [B, Z]
+        z = model.encode(index(batch.obs, 0), noise.shift_at(0))  # [B, Z]
         latents = [z]
         for a in batch.action:
             z = model.next(z, a)
