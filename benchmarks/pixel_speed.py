@@ -149,7 +149,7 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         product, _ = median_p10([row[f"{job_name}_product_ratio"] for row in rows])
         print(
             f"  {job_name:6s} median {ratio:.2f} x limit, p10 {ratio_p10:.2f}; {ms:.1f} ms, p10 "
-            f"{ms_p10:.1f}; {work[job_name]:.2f} GFLOP; a lone product: {product:.2f} x its own best"
+            f"{ms_p10:.1f}; {work[job_name]:.2f} GFLOP; a lone product: {product:.2f} x its best"
         )
         summary[job_name] = {
             "ratio_median": ratio,

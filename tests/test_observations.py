@@ -195,7 +195,7 @@ def test_what_stands_in_absent_rows_does_not_matter() -> None:
     env.reset(seed=1)
     obs = env.step(np.zeros(1, np.float32))[0]  # one of three rows is present
     changed = {**obs, "craft": np.where([[True], [False], [False]], obs["craft"], np.nan)}
-    moved = {**obs, "craft": obs["craft"] + np.float32(1)}
+    moved = {**obs, "craft": obs["craft"] + np.array([1, 0], np.float32)}
     z = [agent.model.encode(agent.observations.tensors(single(x), agent.device)) for x in
          (obs, changed, moved)]  # fmt: skip
     assert torch.equal(z[0], z[1])
