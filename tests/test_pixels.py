@@ -17,6 +17,7 @@ import pytest
 
 from forethought import files, presets
 from forethought.agents.registry import config_class
+from forethought.agents.tdmpc2 import TDMPC2
 from forethought.config import ConfigError, RunConfig, build_run_config
 from forethought.envs import make_single, rendering
 from forethought.training.loop import resume_run, train_run
@@ -32,14 +33,14 @@ PARTS = ("train", "episodes", "agent", "agent tensors", "replay tensors", "loop 
 """Of a run's record: what an evaluation more or less does not change."""
 
 
-def run_config(task: str, steps: int = 130, seed_steps: int = 100, **env: Any) -> RunConfig:
-    """Random until step 100, which lies inside an episode; checkpoints at 60 and 120."""
+def run_config(task: str, steps: int = 140, seed_steps: int = 100, **env: Any) -> RunConfig:
+    """Random until step 100, which lies inside an episode, as the checkpoints at 99 and 132 do."""
     mine = {
         "steps": steps,
         "agent": {"batch_size": 4, "image": {"channels": 4, "shift_pixels": 2}},
         "env": {"max_episode_steps": 30, **env},
         "train": {"seed_agent_steps": seed_steps, "seed_updates": 4,
-                  "updates_per_agent_step": 0.125, "checkpoint_every_agent_steps": 60},
+                  "updates_per_agent_step": 0.125, "checkpoint_every_agent_steps": 33},
         "eval": {"every_agent_steps": 0, "episodes": 1},
         "track": {"console": False},
     }  # fmt: skip
@@ -67,7 +68,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return training_record(run.path)
 
 
-@pytest.mark.parametrize("moment", [76, 127], ids=["random phase", "planning"])
+@pytest.mark.parametrize("moment", [101, 136], ids=["from the random phase", "from planning"])
 def test_a_resume_with_images_is_exact(
     moment: int, whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,10 +81,27 @@ def test_a_resume_with_images_is_exact(
 
 
 def test_environments_in_workers_show_the_same(whole: Any, tmp_path: Path) -> None:
-    run = train_run(run_config(ROOM, steps=60, workers=True), tmp_path / "run")
-    assert resume_run(run.path, steps=130).status == "done"
+    run = train_run(run_config(ROOM, steps=70, workers=True), tmp_path / "run")
+    assert resume_run(run.path, steps=140).status == "done"
     again = training_record(run.path)
     assert [part for part in PARTS if again[part] != whole[part]] == []
+
+
+def test_frames_of_the_random_phase_are_in_the_first_stacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 100 is the tenth of its episode, and no frame before it was seen by the planner."""
+    ages: list[int] = []
+    act_batch = TDMPC2.act_batch
+
+    def noted(self: TDMPC2, obs: Any, state: Any, *rest: Any, **options: Any) -> Any:
+        done = act_batch(self, obs, state, *rest, **options)
+        ages.append(int(state.frames.age[0]))
+        return done
+
+    monkeypatch.setattr(TDMPC2, "act_batch", noted)
+    train_run(run_config(ROOM, steps=103), tmp_path / "run")
+    assert ages[:3] == [10, 11, 12]
 
 
 # ---- dmc ----
