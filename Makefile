@@ -46,6 +46,7 @@ quickstart: $(QUICK)/.installed  ## train, evaluate, draw and film an agent in m
 
 bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
 	$(PY) benchmarks/tdmpc2_speed.py
+	$(PY) benchmarks/pixel_speed.py
 	$(PY) benchmarks/replay_speed.py
 	$(PY) benchmarks/offline_speed.py
 	$(PY) benchmarks/categorical_speed.py

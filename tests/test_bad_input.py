@@ -79,11 +79,6 @@ def test_a_replay_that_does_not_fit_or_has_no_device_is_refused(refused):
     assert sentence.startswith("replay.storage_device is cuda:99, which cannot be used here")
 
 
-def test_spaces_that_the_agent_cannot_handle_are_refused(refused):
-    sentence = refused(*train(task="gym:Blackjack-v1"))  # observes a tuple
-    assert "tdmpc2" in sentence and "gym:Blackjack-v1" in sentence
-
-
 @pytest.mark.parametrize(
     ("task", "module", "extra"),
     [

@@ -315,9 +315,9 @@ def test_observations_of_integers_are_learned_from_as_numbers() -> None:
 
 
 def test_observations_it_cannot_take_are_refused() -> None:
-    images = gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8)
-    with pytest.raises(ConfigError, match="observations that are one vector"):
-        make_agent(spec=make_spec(observation_space=images))
+    boundless = gymnasium.spaces.Box(-np.inf, np.inf, (64, 64, 3), np.float32)
+    with pytest.raises(ConfigError, match="looks like an image, but its values lie in"):
+        make_agent(spec=make_spec(observation_space=boundless))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def make_env(task: str, num_envs: int = 1, seed: int = 0, **options: Any) -> Vec
 
     `seed` decides all episodes that are reset without a seed of their own. `options`: `workers`
     (each environment in its own process), `action_repeat` (frames per decision),
-    `max_episode_steps` (decisions), `render_mode` and `timeout_seconds` (of one reset or step).
+    `max_episode_steps` (decisions), `obs` ("pixels" draws dmc tasks), `render_mode` and
+    `timeout_seconds` (of one reset or step).
 
     >>> env = make_env("dmc:walker-walk", num_envs=4, seed=7, workers=True)
     """

@@ -81,6 +81,10 @@ class EnvConfig:
     """Each environment in its own process."""
     action_repeat: int | None = None
     """Environment frames per decision; None is the task's own (dmc 2, others 1)."""
+    obs: Literal["pixels", "plain_pixels"] | None = None
+    """What the agent sees; None is the task's own. pixels: dmc is drawn, 64 x 64 RGB, others must
+    show images themselves. plain_pixels: dmc drawn without shadows and reflections, in an eighth of
+    the time where no graphics card draws."""
     max_episode_steps: int | None = None
     """Decisions (agent steps) after which a training episode is truncated; None is the task's
     own."""

@@ -81,6 +81,13 @@ class Agent(ABC):
     ) -> tuple[Any, Any]:
         """Actions for a batch of observations, and the next state. `first` marks new episodes."""
 
+    def observe(self, obs: Any, state: Any, first: NDArray[np.bool_]) -> bool:
+        """Let an acting state see a step that somebody else decides, as in the random phase.
+
+        False, if it remembers nothing of what it sees: then nothing has happened.
+        """
+        return False
+
     @abstractmethod
     def act_with_stats(
         self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None

@@ -23,6 +23,12 @@ ACTION_REPEAT = 2
 FRAMES = 1000
 PICTURE = (360, 480)
 """Height and width of a picture: in a square one, the cart of cartpole leaves it at both ends."""
+PIXELS = (64, 64)
+"""Height and width of what an agent sees."""
+CAMERAS = {"quadruped": 2}
+"""Cameras that the official TD-MPC2 sees by, where it is not the first."""
+PLAIN = {"shadow": False, "reflection": False}
+"""Without a graphics card, shadows take four fifths of the time."""
 
 # A copy of dm_control.suite.ALL_TASKS (a test compares them): listing must not import MuJoCo.
 TASKS = {
@@ -93,29 +99,39 @@ def check(name: str) -> None:
     require_extra(f"dmc:{name}", "dmc", "dm_control", "mujoco")
 
 
-def build(name: str, render_mode: str | None) -> Built:
+def build(name: str, render_mode: str | None, obs: str | None = None) -> Built:
     """The environment with the suite's defaults."""
     domain, task = suite_name(name)
-    env = DmcEnv(domain, task, render_mode)
+    env = DmcEnv(domain, task, render_mode, obs)
     return Built(env, ACTION_REPEAT, FRAMES, terminates=domain in TERMINATING)
 
 
-class DmcEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
-    """One task: observations flattened in the suite's order to float32, actions in [-1, 1]."""
+class DmcEnv(gymnasium.Env[Any, NDArray[np.float32]]):
+    """One task: observations flattened in the suite's order to float32, actions in [-1, 1].
+
+    With `obs` they are the camera's pictures instead, [64, 64, 3].
+    """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}
 
-    def __init__(self, domain: str, task: str, render_mode: str | None = None) -> None:
+    def __init__(
+        self, domain: str, task: str, render_mode: str | None = None, obs: str | None = None
+    ) -> None:
         self.render_mode = render_mode
-        self._domain, self._task = domain, task
-        self._pictures = render_mode is not None or (domain, task) in NEEDS_GL
+        self._domain, self._task, self._obs = domain, task, obs
+        drawn = render_mode is not None or obs is not None
+        self._pictures = drawn or (domain, task) in NEEDS_GL
         self._env = self._load(seed=0)
+        self._camera: Any = None
         self.metadata = {
             **self.metadata,
             "render_fps": round(1.0 / float(self._env.control_timestep())),
         }
         sizes = [int(np.prod(s.shape)) for s in self._env.observation_spec().values()]
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (sum(sizes),), np.float32)
+        space: Any = gymnasium.spaces.Box(-np.inf, np.inf, (sum(sizes),), np.float32)
+        self.observation_space = (
+            space if obs is None else gymnasium.spaces.Box(0, 255, (*PIXELS, 3), np.uint8)
+        )
         action = self._env.action_spec()
         # The forces of lqr have no limit, which the suite writes as 1e10; they act as they are.
         limited = np.broadcast_to(action.maximum, action.shape) < 1e10
@@ -125,25 +141,23 @@ class DmcEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """A new episode. The task's random state starts afresh from the seed, so that the episode
         is a function of (seed, actions) whatever happened before."""
         super().reset(seed=seed)
         task_seed = int(self.np_random.integers(2**31))
         if self._domain in RANDOM_MODEL:
             self._env.close()
-            self._env = self._load(task_seed)
+            self._env, self._camera = self._load(task_seed), None
         self._env.task.random.seed(task_seed)
-        return _flat(self._env.reset().observation), {}
+        return self._seen(self._env.reset().observation), {}
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One control step; only a discount of 0 terminates."""
         now = self._env.step(rescale(np.asarray(action, np.float64), self._low, self._high))
         terminated = bool(now.last() and now.discount == 0.0)
         truncated = bool(now.last() and not terminated)
-        return _flat(now.observation), float(now.reward or 0.0), terminated, truncated, {}
+        return self._seen(now.observation), float(now.reward or 0.0), terminated, truncated, {}
 
     def render(self) -> NDArray[np.uint8] | None:
         """The first camera's picture, [360, 480, 3]."""
@@ -151,6 +165,19 @@ class DmcEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
             return None
         pixels = self._env.physics.render(*PICTURE, camera_id=0)
         return np.array(pixels, np.uint8)
+
+    def draw(self) -> NDArray[np.uint8]:
+        """What the agent sees, [64, 64, 3]: a fresh array."""
+        physics = self._env.physics
+        if self._camera is None:  # kept: making one costs as much as a picture
+            engine = importlib.import_module("dm_control.mujoco.engine")
+            self._camera = engine.Camera(physics, *PIXELS, CAMERAS.get(self._domain, 0))
+        flags = PLAIN if self._obs == "plain_pixels" else None
+        return np.array(self._camera.render(render_flag_overrides=flags), np.uint8)
+
+    def _seen(self, observation: dict[str, Any]) -> Any:
+        """Pictures are drawn when TaskEnv asks: of repeated frames nobody sees the first ones."""
+        return _flat(observation) if self._obs is None else self.draw
 
     def close(self) -> None:
         """Free the simulation and its rendering context."""

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 
 from forethought.config import ConfigError
+from forethought.spaces.images import has_image
 
 LIST_HINT = "'forethought list tasks' shows all."
 
@@ -32,4 +33,15 @@ def require_extra(task: str, extra: str, *modules: str) -> None:
     if missing:
         raise ConfigError(
             f"{task} needs {' and '.join(missing)}: run pip install 'forethought[{extra}]'."
+        )
+
+
+def require_images(task: str, obs: str | None, env: gymnasium.Env[Any, Any]) -> None:
+    """Refuse to draw what is not drawn here: images must be the environment's own."""
+    if obs == "plain_pixels":
+        raise ConfigError(f"env.obs is plain_pixels, but only dmc tasks are drawn, not {task}.")
+    if obs is not None and not has_image(env.observation_space):
+        raise ConfigError(
+            f"env.obs is pixels, but {task} shows no image: its observations are "
+            f"{env.observation_space}, and only dmc tasks are drawn. Leave env.obs out."
         )

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import load_env_creator
 
 from forethought.config import ConfigError, unknown
 from forethought.envs import foreign, rendering
-from forethought.envs.families import LIST_HINT, Built, require_extra
+from forethought.envs.families import LIST_HINT, Built, require_extra, require_images
 
 NEVER_TERMINATE = ("Pendulum", "HalfCheetah", "Swimmer", "Reacher", "Pusher", "HumanoidStandup")
 """Gymnasium's own tasks, without version, that only ever end by their limit."""
@@ -56,7 +56,7 @@ def check(name: str) -> None:
             require_extra(f"gym:{name}", extra, package)
 
 
-def build(name: str, render_mode: str | None) -> Built:
+def build(name: str, render_mode: str | None, obs: str | None = None) -> Built:
     """Make the environment without its registered limit: limits are ours, in decisions."""
     env_id = name.rpartition(":")[2]
     registered = gymnasium.registry[env_id]
@@ -74,6 +74,7 @@ def build(name: str, render_mode: str | None) -> Built:
         env = gymnasium.make(env_id, max_episode_steps=-1, disable_env_checker=True, **pictures)
     except (gymnasium.error.Error, ImportError) as error:
         raise ConfigError(f"gym:{name} cannot be made: {error}") from error
+    require_images(f"gym:{name}", obs, env)
     return Built(
         env,
         action_repeat=1,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.config import unknown
-from forethought.envs.families import LIST_HINT, Built, require_extra
+from forethought.envs.families import LIST_HINT, Built, require_extra, require_images
 
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 MAX_FRAMES = 5000
@@ -33,9 +33,11 @@ def check(name: str) -> None:
     require_extra(f"minatar:{name}", "minatar", "minatar")
 
 
-def build(name: str, render_mode: str | None) -> Built:
+def build(name: str, render_mode: str | None, obs: str | None = None) -> Built:
     """The game with MinAtar's defaults."""
-    return Built(MinAtarEnv(name, render_mode), 1, MAX_FRAMES, terminates=name not in TIMED)
+    env = MinAtarEnv(name, render_mode)
+    require_images(f"minatar:{name}", obs, env)
+    return Built(env, 1, MAX_FRAMES, terminates=name not in TIMED)
 
 
 class MinAtarEnv(gymnasium.Env[NDArray[np.bool_], np.int64]):

@@ -190,6 +190,8 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             ) from None
 
     def _checked(self, obs: Any) -> Tree:
+        if callable(obs):  # one of our own that is made only where somebody sees it
+            obs = self._guard(obs)
         return self._observations.check(obs, "observation", self.env_index, self._steps)
 
     def _checked_reward(self, reward: Any) -> float:

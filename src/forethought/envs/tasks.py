@@ -16,7 +16,7 @@ from forethought.envs.vector import VectorEnv
 from forethought.spaces.spec import EnvSpec
 
 FAMILIES: dict[str, ModuleType] = {"dmc": dmc, "gym": gymnasium_ids, "minatar": minatar}
-"""Each offers names(), check(name) and build(name, render_mode)."""
+"""Each offers names(), check(name) and build(name, render_mode, obs)."""
 
 
 def known_tasks() -> list[str]:
@@ -41,21 +41,23 @@ def make_single(
     *,
     action_repeat: int | None = None,
     max_episode_steps: int | None = None,
+    obs: str | None = None,
     render_mode: str | None = None,
     env_index: int = 0,
 ) -> TaskEnv:
     """One environment as agents see it.
 
     `max_episode_steps` counts decisions and replaces the task's own limit; None keeps that, in
-    whole decisions. `env_index` is the name under which errors speak of it; of several tasks it
-    also says which one this is (modulo their number).
+    whole decisions. `obs` is that of the configuration. `env_index` is the name under which errors
+    speak of it; of several tasks it also says which one this is (modulo their number).
     """
     check_task(task)
     if multi.is_multi(task):
-        shared = spec_of(task, action_repeat=action_repeat, max_episode_steps=max_episode_steps)
+        limits = {"action_repeat": action_repeat, "max_episode_steps": max_episode_steps}
+        shared = spec_of(task, obs=obs, **limits)
         return _make_member(shared, render_mode=render_mode, env_index=env_index)
     key, _, name = task.partition(":")
-    built = FAMILIES[key].build(name, render_mode)
+    built = FAMILIES[key].build(name, render_mode, obs)
     repeat = built.action_repeat if action_repeat is None else action_repeat
     require(repeat >= 1, "action_repeat", repeat, "at least 1")
     if max_episode_steps is None and built.max_frames is not None:
@@ -76,7 +78,7 @@ def _make_member(shared: EnvSpec, *, render_mode: str | None, env_index: int) ->
     task = shared.tasks[number].task
     check_task(task)  # in a worker, this imports what registers it
     key, _, name = task.partition(":")
-    built = FAMILIES[key].build(name, render_mode)
+    built = FAMILIES[key].build(name, render_mode, None)
     return multi.MemberEnv(built.env, shared, env_index, number)
 
 
@@ -88,6 +90,7 @@ def make_env(
     workers: bool = False,
     action_repeat: int | None = None,
     max_episode_steps: int | None = None,
+    obs: str | None = None,
     render_mode: str | None = None,
     timeout_seconds: float | None = None,
 ) -> VectorEnv:
@@ -101,6 +104,7 @@ def make_env(
     limits: dict[str, Any] = {
         "action_repeat": action_repeat,
         "max_episode_steps": max_episode_steps,
+        "obs": obs,
     }
     make: Callable[..., TaskEnv] = functools.partial(make_single, task, **limits)
     if multi.is_multi(task):
@@ -114,15 +118,19 @@ def make_env(
 
 
 def spec_of(
-    task: str, *, action_repeat: int | None = None, max_episode_steps: int | None = None
+    task: str,
+    *,
+    action_repeat: int | None = None,
+    max_episode_steps: int | None = None,
+    obs: str | None = None,
 ) -> EnvSpec:
     """What an agent will see of a task."""
+    options: dict[str, Any]
+    options = {"action_repeat": action_repeat, "max_episode_steps": max_episode_steps, "obs": obs}
     if multi.is_multi(task):
-        limits = {"action_repeat": action_repeat, "max_episode_steps": max_episode_steps}
-        return multi.joint_spec(task, tuple(spec_of(own, **limits) for own in multi.members(task)))
-    make = functools.partial(
-        make_single, task, action_repeat=action_repeat, max_episode_steps=max_episode_steps
-    )
+        require(obs is None, "env.obs", obs, "left out: several tasks are seen as vectors")
+        return multi.joint_spec(task, tuple(spec_of(own, **options) for own in multi.members(task)))
+    make = functools.partial(make_single, task, **options)
     env = build(make, 0)
     try:
         return env.spec_for_agent

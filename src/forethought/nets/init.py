@@ -20,6 +20,17 @@ def trunc_normal_linears(
             nn.init.zeros_(module.bias)
 
 
+def uniform_convolutions(model: nn.Module, generator: torch.Generator | None) -> None:
+    """Weights and biases of convolutions ~ U(-b, b), b = 1 / sqrt(inputs of one output): PyTorch's
+    own rule, but drawn from the generator."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            bound = module.weight[0].numel() ** -0.5
+            nn.init.uniform_(module.weight, -bound, bound, generator=generator)
+            assert module.bias is not None
+            nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+
+
 def zero_last_weight(mlp: nn.Sequential) -> None:
     """The head starts by predicting the same distribution for every input."""
     last = mlp[-1]

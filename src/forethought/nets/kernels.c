@@ -1,5 +1,5 @@
 /* A linear layer's bias, dropout, LayerNorm and Mish or SimNorm, forward and backward, in one pass
- * over each row; and the value of two-hot logits.
+ * over each row; the value of two-hot logits; and bytes of images as a convolution takes them.
  *
  * On a CPU these two activations cost as much as the matrix products between them when they are
  * written as tensor operations. Built on first use by kernels.py, which also states the formulas.
@@ -253,5 +253,37 @@ void two_hot_decode(const float *restrict logits, float low, float width, float 
         float mean = low + width * moment / sum;
         float size = expm1f(fabsf(mean));
         value[i] = mean < 0.0f ? -size : size;
+    }
+}
+
+/* Stacks of frames of bytes as [n, height, width, stack * channels] of floats, byte * scale + bias.
+ * `offset` [n, 2], which may be null, moves a stack by whole pixels: row y comes from row
+ * y + offset - pad, from the edge where there is none. `next_stack` and `next_frame` are the bytes
+ * between stacks and between the frames of one, which overlap in a window over an episode. */
+void images(const uint8_t *frames, int64_t next_stack, int64_t next_frame, const int64_t *offset,
+            int64_t pad, float *out, int64_t n, int64_t stack, int64_t height, int64_t width,
+            int64_t channels, int64_t channels_last, float scale, float bias) {
+    int64_t pixel = channels_last ? channels : 1, plane = channels_last ? 1 : height * width;
+    int64_t depth = stack * channels;
+    float value[256];
+    for (int i = 0; i < 256; i++) value[i] = i * scale + bias;
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n; i++) {
+        int64_t dy = offset ? offset[2 * i] - pad : 0, dx = offset ? offset[2 * i + 1] - pad : 0;
+        for (int64_t y = 0; y < height; y++) {
+            int64_t row = y + dy < 0 ? 0 : y + dy >= height ? height - 1 : y + dy;
+            float *to = out + (i * height + y) * width * depth;
+            for (int64_t f = 0; f < stack; f++) {
+                const uint8_t *line =
+                    frames + i * next_stack + f * next_frame + row * width * pixel;
+                for (int64_t c = 0; c < channels; c++, to++) {
+                    const uint8_t *from = line + c * plane;
+                    for (int64_t x = 0; x < width; x++) {
+                        int64_t column = x + dx < 0 ? 0 : x + dx >= width ? width - 1 : x + dx;
+                        to[x * depth] = value[from[column * pixel]];
+                    }
+                }
+            }
+        }
     }
 }

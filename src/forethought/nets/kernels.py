@@ -1,7 +1,8 @@
 """The activations of TD-MPC2's layers, each fused with the LayerNorm in front of it.
 
 `norm_mish(x) = mish(LN(x))` and `norm_simnorm(x) = softmax over groups of 8 of LN(x)`; beside
-them `decode`, which turns two-hot logits into numbers.
+them `decode`, which turns two-hot logits into numbers, and `images`, which turns bytes into what a
+convolution takes.
 
 Mish costs more than half of the matrix product before it when PyTorch computes it on a CPU, and a
 softmax over groups of eight three times as much as that product. Two remedies, with the same
@@ -32,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forethought.maths import TwoHot
+from forethought.nets.images import FrameLayout, prepared
 
 EPS = 1e-5  # LayerNorm's, also in kernels.c
 
@@ -63,6 +65,15 @@ class Kernels(Protocol):
 
     def decode(self, logits: Tensor, two_hot: TwoHot) -> Tensor: ...
 
+    def images(
+        self,
+        frames: Tensor,
+        layout: FrameLayout,
+        offset: Tensor | None,
+        pad: int,
+        dtype: torch.dtype,
+    ) -> Tensor: ...
+
 
 class TorchKernels:
     """Plain tensor operations: the reference, and the fallback."""
@@ -91,6 +102,16 @@ class TorchKernels:
 
     def decode(self, logits: Tensor, two_hot: TwoHot) -> Tensor:
         return two_hot.decode(logits)
+
+    def images(
+        self,
+        frames: Tensor,
+        layout: FrameLayout,
+        offset: Tensor | None,
+        pad: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        return prepared(frames, layout, offset, pad, dtype)
 
 
 def _mish(h: Tensor) -> Tensor:
@@ -163,6 +184,27 @@ class NativeKernels:
             two_hot.bins,
         )  # fmt: skip
         return value
+
+    def images(
+        self,
+        frames: Tensor,
+        layout: FrameLayout,
+        offset: Tensor | None,
+        pad: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        whole = frames.stride()[2:] == frames[:1, :1].contiguous().stride()[2:]
+        one_byte = frames.dtype in (torch.uint8, torch.bool)
+        if not (frames.is_cpu and one_byte and whole and dtype is torch.float32):
+            return self.fallback.images(frames, layout, offset, pad, dtype)
+        (count, stack), shape = frames.shape[:2], (layout.height, layout.width)
+        x = torch.empty((count, *shape, stack * layout.channels))
+        offset = None if offset is None else offset.contiguous()
+        self.library.images(
+            frames.data_ptr(), *frames.stride()[:2], _pointer(offset), pad, x.data_ptr(),
+            count, stack, *shape, layout.channels, layout.channels_last, layout.scale, layout.bias,
+        )  # fmt: skip
+        return x.permute(0, 3, 1, 2)
 
 
 def _native(x: Tensor) -> bool:
@@ -309,6 +351,16 @@ def _load() -> tuple[NativeKernels | None, str]:
     library.norm_simnorm.argtypes = [*[pointer] * 6, *[size] * 3]
     library.norm_simnorm_backward.argtypes = [*[pointer] * 8, *[size] * 4]
     library.two_hot_decode.argtypes = [pointer, real, real, pointer, size, size]
+    library.images.argtypes = [
+        pointer,
+        *[size] * 2,
+        pointer,
+        size,
+        pointer,
+        *[size] * 6,
+        real,
+        real,
+    ]
     how = f"built with {compiler}" if fresh else "taken from the cache"
     return NativeKernels(library), f"C kernels {how}: {path}."
 

@@ -9,6 +9,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forethought.nets.conv import ConvNet
 from forethought.nets.kernels import EPS, Kernels, TorchKernels
 
 Activation = Literal["mish", "simnorm"]
@@ -90,7 +91,7 @@ class MLP(nn.Sequential):
 def use_kernels(model: nn.Module, kernels: Kernels) -> None:
     """Let every layer of the model use these activations."""
     for module in model.modules():
-        if isinstance(module, NormedLinear):
+        if isinstance(module, NormedLinear | ConvNet):
             module.kernels = kernels
 
 

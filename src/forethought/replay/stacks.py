@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forethought.replay.rows import RowSpec
 from forethought.spaces.nested import flatten, unflatten
 
 Ints = NDArray[np.int64]
@@ -51,6 +52,17 @@ class FrameStacker:
         self.pad = pad
         self.age = np.full(num_envs, -1, np.int64)  # [N] rows since the episode began
         self.history: dict[str, NDArray[Any]] = {}  # [N, frames, ...] per column, newest last
+
+    @classmethod
+    def of(cls, rows: RowSpec, num_envs: int) -> FrameStacker:
+        """For the stacked columns of a row, with room for their frames from the start."""
+        stacker = cls(rows.stack, rows.stack_pad, num_envs)
+        stacker.history = {
+            leaf.path: np.zeros((num_envs, rows.stack[leaf.path], *leaf.shape), leaf.dtype)
+            for leaf in rows.leaves
+            if leaf.path in rows.stack
+        }
+        return stacker
 
     def push(self, obs: Any, first: Bools) -> Any:
         """Observations [N, ...] in, the same with stacked columns [N, frames, ...] out."""

@@ -88,6 +88,7 @@ def build_parts(config: RunConfig) -> Parts:
         workers=config.env.workers,
         action_repeat=config.env.action_repeat,
         max_episode_steps=config.env.max_episode_steps,
+        obs=config.env.obs,
         timeout_seconds=config.env.timeout_seconds,
     )
     try:
@@ -177,7 +178,12 @@ def load_agent(
 
 def task_spec(task: str, env: EnvConfig) -> EnvSpec:
     """The task as its training environments show it to an agent."""
-    return spec_of(task, action_repeat=env.action_repeat, max_episode_steps=env.max_episode_steps)
+    return spec_of(
+        task,
+        action_repeat=env.action_repeat,
+        max_episode_steps=env.max_episode_steps,
+        obs=env.obs,
+    )
 
 
 def seed_phase(config: TrainConfig, spec: EnvSpec, num_envs: int) -> tuple[int, int]:

@@ -161,6 +161,8 @@ class Collector:
 
     def _actions(self) -> Any:
         if self.clock.agent_steps < self.seed_agent_steps:
+            if self.agent.observe(nested.stack(self.obs), self.act_state, self.first):
+                self.first = np.zeros_like(self.first)
             return legal_random(self.env.spec_for_agent, self.exploration, self.infos)
         actions, self.act_state = self.agent.act_batch(
             nested.stack(self.obs), self.act_state, self.first, self.infos, explore=True

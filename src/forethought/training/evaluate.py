@@ -278,6 +278,7 @@ class Evaluator:
                 min(self.episodes, together),
                 action_repeat=self.config.action_repeat,
                 max_episode_steps=limit,
+                obs=self.config.obs,
                 timeout_seconds=self.config.timeout_seconds,
             )
         return self._env

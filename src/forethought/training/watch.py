@@ -130,6 +130,7 @@ def _maker(task: str, config: EnvConfig, render_mode: str, number: int) -> Calla
         task,
         action_repeat=config.action_repeat,
         max_episode_steps=config.eval_max_episode_steps or config.max_episode_steps,
+        obs=config.obs,
         render_mode=render_mode,
         env_index=number,
     )

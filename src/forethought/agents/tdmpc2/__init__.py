@@ -2,6 +2,7 @@
 
 config.py   options                    model.py   networks and rollouts
 noise.py    every random number        update.py  one gradient step, in the paper's order
+observations.py   what a task shows, by kind     encoders.py   networks for it
 act.py      acting and planning        agent.py   the agent: replay, optimisers, save and load
 tasks.py    many tasks in one agent
 actions.py  policy, values, planner    categorical.py   the same for discrete actions

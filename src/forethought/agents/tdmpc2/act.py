@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import PlanNoise
 from forethought.planning.categorical import CategoricalPlan
 from forethought.planning.mppi import Plan
+from forethought.replay.stacks import FrameStacker
+from forethought.spaces.nested import Tree
 
 
 @dataclass
@@ -22,6 +24,8 @@ class ActState:
     generator: torch.Generator
     plan: Plan | CategoricalPlan | None = None
     """The last one, to look at; the future does not depend on it."""
+    frames: FrameStacker | None = None
+    """The last frames, where observations are stacked."""
 
 
 class LatentScorer:
@@ -86,7 +90,7 @@ class LatentScorer:
 
 def plan(
     model: WorldModel,
-    obs: Tensor,
+    obs: Tree,
     mean: Tensor,
     first: Tensor,
     noise: PlanNoise,
@@ -106,7 +110,7 @@ def plan(
     if model.tasks is None or task is None:
         score = LatentScorer(model, z0, noise, gamma)
     else:
-        gammas = model.tasks.discount(task, obs.dtype)[:, None]  # [E, 1]
+        gammas = model.tasks.discount(task, z0.dtype)[:, None]  # [E, 1]
         score = LatentScorer(model, z0, noise, gammas, model.tasks.masks[task][:, None])
     return model.actions.search(score, policy_actions, mean, first, noise, mask, explore)
 
@@ -130,7 +134,7 @@ def propose(model: WorldModel, z0: Tensor, noise: Tensor, mask: Tensor | None = 
 def decide(
     model: WorldModel,
     config: TDMPC2Config,
-    obs: Tensor,
+    obs: Tree,
     state: ActState,
     first: Tensor,
     gamma: float,
@@ -142,13 +146,14 @@ def decide(
 
     `legal` and `task` are as in `plan`.
     """
-    envs, actions = len(obs), model.actions
+    envs, actions = len(first), model.actions
     if not config.mpc:
         shape = (envs, actions.noise_dim)
-        noise = actions.draw(shape, generator=state.generator, device=obs.device, dtype=obs.dtype)
+        device, dtype = state.mean.device, state.mean.dtype
+        noise = actions.draw(shape, generator=state.generator, device=device, dtype=dtype)
         mask = legal if task is None else model.mask_of(task)
         output = model.pi(model.encode(obs, task=task), noise, mask)
         return (output.action if explore else output.mean), state
     drawn = actions.plan_noise(state.generator, config.horizon, envs, len(model.q))
     result = plan(model, obs, state.mean, first, drawn, gamma, explore, legal, task)
-    return result.action, ActState(result.mean, state.generator, result)
+    return result.action, replace(state, mean=result.mean, plan=result)

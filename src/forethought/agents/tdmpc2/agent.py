@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +20,7 @@ from forethought.agents.tdmpc2.categorical import CategoricalActions
 from forethought.agents.tdmpc2.config import CosineRate, LinearRate, TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
+from forethought.agents.tdmpc2.observations import observations_of
 from forethought.agents.tdmpc2.tasks import Tasks, discount
 from forethought.agents.tdmpc2.transfer import Source, transfer
 from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch
@@ -34,6 +34,8 @@ from forethought.nets.layers import use_kernels
 from forethought.nets.optimisers import adam, optimiser_tensors, restore_optimiser
 from forethought.nets.precision import autocast
 from forethought.replay import Batch, Replay
+from forethought.replay.rows import RowSpec
+from forethought.replay.stacks import FrameStacker
 from forethought.seeding import Streams
 from forethought.spaces import nested
 from forethought.spaces.action_codec import ActionCodec, is_discrete
@@ -47,12 +49,14 @@ PLAN_METRICS = (*PLAN_VALUES, BoxActions.plan_metric)
 """And of the first action's distribution; for discrete actions that is another metric."""
 PARTS = ("encoder", "dynamics", "reward", "termination", "q", "aux_value", "tasks")
 """What the model's optimiser owns; the policy has its own."""
+STACK_PAD = "first"
+"""Before an episode's first frame lies that frame again."""
 RATE_OF = {"aux_value": "q", "tasks": "dynamics"}
 """Parts that learn at the rate of another."""
 
 
 class TDMPC2(Agent):
-    """Model-based control in latent space for vector observations; actions are continuous, or
+    """Model-based control in latent space, for observations of any kind; actions are continuous, or
     discrete of any structure."""
 
     name: ClassVar[str] = "tdmpc2"
@@ -69,8 +73,9 @@ class TDMPC2(Agent):
         num_envs: int = 1,
         for_acting: bool = False,
     ) -> None:
-        obs_dim, action_dim, codec = check_spaces(spec)
+        action_dim, codec = check_actions(spec)
         (BoxActions if codec is None else CategoricalActions).check(config, spec.task)
+        observations = observations_of(spec, config.image)
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
@@ -87,9 +92,9 @@ class TDMPC2(Agent):
         self.gamma = gamma
         self.episodic = spec.terminates if config.episodic is None else config.episodic
         # Weights are drawn where every machine draws the same, then moved.
-        self.codec = codec
+        self.codec, self.observations = codec, observations
         self.model = WorldModel(
-            obs_dim, action_dim, config, self.episodic, streams.torch("init"), codec, tasks
+            observations, action_dim, config, self.episodic, streams.torch("init"), codec, tasks
         )
         if isinstance(self.model.actions, CategoricalActions):
             self.notes += (self.model.actions.describe(),)
@@ -133,7 +138,16 @@ class TDMPC2(Agent):
     def new_state(self, num_envs: int, streams: Streams, stream: str, *index: int) -> ActState:
         shape = (self.config.horizon, num_envs, self.model.actions.plan_width)
         mean = torch.zeros(shape, device=self.device)
-        return ActState(mean, streams.torch(stream, *index, device=self.device))
+        state = ActState(mean, streams.torch(stream, *index, device=self.device))
+        if self.observations.stack:
+            rows = RowSpec.of(self.spec, self.observations.stack, STACK_PAD)
+            state.frames = FrameStacker.of(rows, num_envs)
+        return state
+
+    def observe(self, obs: Any, state: ActState, first: NDArray[np.bool_]) -> bool:
+        if state.frames is not None:
+            state.frames.push(obs, first)
+        return state.frames is not None
 
     def act_batch(
         self,
@@ -143,7 +157,9 @@ class TDMPC2(Agent):
         info: Sequence[dict[str, Any]],
         explore: bool,
     ) -> tuple[Any, ActState]:
-        x = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device).flatten(1)
+        if state.frames is not None:
+            obs = state.frames.push(obs, first)
+        x = self.observations.tensors(obs, self.device)
         begins = torch.as_tensor(first, device=self.device)
         legal = self._legal(info)
         with torch.inference_mode(), autocast(self.config.precision, self.device):
@@ -196,7 +212,7 @@ class TDMPC2(Agent):
             self._own_state = self.new_state(1, self.streams, "own-acting", self._own_episode)
             self._own_episode += 1
         action, self._own_state = self.act_batch(
-            np.asarray(obs)[None], self._own_state, np.array([first]), [info or {}], explore
+            nested.stack([obs]), self._own_state, np.array([first]), [info or {}], explore
         )
         return nested.index(action, 0), self.acting_statistics(self._own_state)
 
@@ -212,11 +228,17 @@ class TDMPC2(Agent):
         }
 
     def acting_state(self, state: ActState) -> tuple[Json, Tensors]:
-        return {}, {"mean": state.mean, "generator": state.generator.get_state()}
+        tensors = {"mean": state.mean, "generator": state.generator.get_state()}
+        if state.frames is not None:
+            tensors |= {f"frames/{name}": x for name, x in state.frames.state().items()}
+        return {}, tensors
 
     def restore_acting_state(self, state: ActState, json: Json, tensors: Tensors) -> ActState:
         state.generator.set_state(tensors["generator"].cpu())
-        return ActState(tensors["mean"].to(self.device), state.generator)
+        restored = ActState(tensors["mean"].to(self.device), state.generator, None, state.frames)
+        if restored.frames is not None:
+            restored.frames.restore(_below("frames", tensors))
+        return restored
 
     # ---- learning ----
 
@@ -228,6 +250,8 @@ class TDMPC2(Agent):
             self.config.horizon + 1,
             self.streams.numpy("replay"),
             self.device,
+            self.observations.stack,
+            STACK_PAD,
         )
 
     def begin_with(
@@ -272,6 +296,7 @@ class TDMPC2(Agent):
             units=size.mlp_units,
             dropout=config.model.dropout,
             **self.model.actions.update_noise(),
+            pads=self.observations.pads,
         )
 
     def update(self, batch: Batch, noise: UpdateNoise) -> Metrics:
@@ -293,7 +318,7 @@ class TDMPC2(Agent):
         if legal is not None:
             # Where all is over nothing may be legal, and what is there does not count.
             legal = (legal != 0) | ~legal.any(-1, keepdim=True)  # [T+1, B, N]
-        obs = batch.obs.float().flatten(2)  # [T+1, B, O]
+        obs = self.observations.of_batch(batch.obs)
         return TensorBatch(obs, action, batch.reward, batch.terminated, legal, task)
 
     def snapshots(self, agent_steps: int) -> dict[str, Json]:
@@ -306,7 +331,8 @@ class TDMPC2(Agent):
         tensors = self._tensors(batch)
         with torch.no_grad(), autocast(self.config.precision, self.device):
             _, _, value = self.learner.targets(tensors, noise)  # [T, B]
-            z0 = self.model.encode(tensors.obs[0])  # [B, Z]
+            first = nested.index(tensors.obs, 0)
+            z0 = self.model.encode(first, noise.shift_at(0))  # [B, Z]
             zs = self.model.rollout_dynamics_multi_step(z0, tensors.action).latents  # [T+1, B, Z]
             shown = discounts.snapshot(
                 self.learner.auxiliary, zs[:-1], tensors.reward, tensors.terminated, value
@@ -409,21 +435,9 @@ def _names(model: nn.Module) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in model.named_parameters()}
 
 
-def check_spaces(spec: EnvSpec) -> tuple[int, int, ActionCodec | None]:
-    """Lengths of observation and action and the table of discrete actions, or a sentence that says
-    what does not fit."""
-    obs = spec.observation_space
-    box = isinstance(obs, gymnasium.spaces.Box)
-    if not box or not (len(obs.shape) == 1 or obs.dtype == np.bool_):  # type: ignore[arg-type]
-        raise ConfigError(
-            f"tdmpc2 takes observations that are one vector (a Box of one axis, or of bits in any "
-            f"shape), but those of {spec.task} are {obs}."
-        )
-    return math.prod(obs.shape), *check_actions(spec)  # type: ignore[arg-type]
-
-
 def check_actions(spec: EnvSpec) -> tuple[int, ActionCodec | None]:
-    """The length of an action as networks see it, and the table of discrete ones."""
+    """The length of an action as networks see it, and the table of discrete ones; or a sentence
+    that says what does not fit."""
     action = spec.action_space
     if is_discrete(action):
         codec = spec.action_codec

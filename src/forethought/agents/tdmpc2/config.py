@@ -103,6 +103,39 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class ImageConfig:
+    """Observations that are images."""
+
+    frames: int | None = None
+    """Last frames seen together, each stored once; None is 3 for a camera's pictures (bytes with 1
+    or 3 channels), else 1."""
+    shift_pixels: int | None = None
+    """Pixels by which images are moved at random in training; None is 3 where both sides have 48
+    or more, else 0."""
+    channels: int = 32
+    """Channels of each convolution."""
+    kernels: tuple[int, ...] = ()
+    """Kernel of each convolution; none given: 7 5 3 3, and 3 for images below 48 pixels."""
+    strides: tuple[int, ...] = ()
+    """Stride of each convolution; none given: 2 2 2 1, and fewer for images below 48 pixels."""
+
+    def __post_init__(self) -> None:
+        where = "agent.image."
+        require(
+            self.frames is None or self.frames >= 1, where + "frames", self.frames, "at least 1"
+        )
+        pixels = self.shift_pixels
+        require(pixels is None or pixels >= 0, where + "shift_pixels", pixels, "at least 0")
+        require(self.channels >= 1, where + "channels", self.channels, "at least 1")
+        for name in ("kernels", "strides"):
+            values = getattr(self, name)
+            require(all(x >= 1 for x in values), where + name, list(values), "at least 1 each")
+        rule = f"as many as agent.image.kernels ({len(self.kernels)})"
+        same = len(self.kernels) == len(self.strides)
+        require(same, where + "strides", list(self.strides), rule)
+
+
+@dataclass(frozen=True)
 class PlannerConfig:
     """MPPI in latent space (TD-MPC2, section 3.2)."""
 
@@ -269,6 +302,7 @@ class TDMPC2Config:
     }
     """Keys without effect while a switch has a value."""
     model: ModelConfig = field(default_factory=ModelConfig)
+    image: ImageConfig = field(default_factory=ImageConfig)
     planner: PlannerConfig = field(default_factory=PlannerConfig)
     lr: LearningRates = field(default_factory=LearningRates)
     schedule: ConstantRate | LinearRate | CosineRate = field(default_factory=ConstantRate)

@@ -21,12 +21,15 @@ from forethought.agents.tdmpc2.actions import Actions, BoxActions, PolicyOutput
 from forethought.agents.tdmpc2.categorical import CategoricalActions
 from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.discounts import AuxiliaryValues
+from forethought.agents.tdmpc2.encoders import make_encoder
+from forethought.agents.tdmpc2.observations import Observations
 from forethought.agents.tdmpc2.tasks import Tasks
 from forethought.config import ForethoughtError
 from forethought.maths import TwoHot
-from forethought.nets.init import trunc_normal_linears, zero_last_weight
+from forethought.nets.init import trunc_normal_linears, uniform_convolutions, zero_last_weight
 from forethought.nets.layers import MLP, NormedLinear
 from forethought.spaces.action_codec import ActionCodec
+from forethought.spaces.nested import Tree
 
 LARGEST_TABLE = 4096
 """Actions up to which what a first layer makes of each is kept during a plan."""
@@ -148,11 +151,14 @@ class Rollout(NamedTuple):
 
 
 class WorldModel(nn.Module):
-    """All networks. `target_q` is a slow copy of `q` that no optimiser touches."""
+    """All networks. `target_q` is a slow copy of `q` that no optimiser touches.
+
+    `observations` is what the encoder sees; a number stands for one vector of that length.
+    """
 
     def __init__(
         self,
-        obs_dim: int,
+        observations: Observations | int,
         action_dim: int,
         config: TDMPC2Config,
         episodic: bool,
@@ -172,14 +178,7 @@ class WorldModel(nn.Module):
         )
         columns = None if codec is None else torch.from_numpy(codec.columns)
         self.two_hot = TwoHot(options.bins, options.bin_low, options.bin_high)
-        encoder_hidden = [size.encoder_units] * max(size.encoder_layers - 1, 1)
-        self.encoder = MLP(
-            obs_dim + task_dim,
-            encoder_hidden,
-            outputs,
-            "simnorm",
-            simnorm_group=options.simnorm_dim,
-        )
+        self.encoder = make_encoder(observations, config, task_dim)
         self.dynamics = LatentActionMLP(
             latent, action_dim, hidden, outputs, simnorm_group=options.simnorm_dim, columns=columns
         )
@@ -193,6 +192,7 @@ class WorldModel(nn.Module):
             for _ in range(size.num_q)
         )
         trunc_normal_linears(self, generator)
+        uniform_convolutions(self, generator)
         for head in (self.reward, *self.q):
             zero_last_weight(head)
         self.target_q = copy.deepcopy(self.q).requires_grad_(False)
@@ -201,10 +201,15 @@ class WorldModel(nn.Module):
         if tasks is not None:
             tasks.initialise(generator)
 
-    def encode(self, obs: Tensor, task: Tensor | None = None) -> Tensor:
-        """z = h(x): [..., B, O] -> [..., B, Z]; with several tasks, `task` [B] tells which."""
+    def encode(
+        self, obs: Tree, shift: Tensor | None = None, *, task: Tensor | None = None
+    ) -> Tensor:
+        """z = h(x): [..., B, O], or leaves by path, -> [..., B, Z].
+
+        `shift` moves images, in training only; with several tasks, `task` [B] tells which.
+        """
         if self.tasks is None:
-            return self.encoder(obs)  # type: ignore[no-any-return]
+            return self.encoder(obs, shift)  # type: ignore[no-any-return]
         if task is None:
             raise ForethoughtError(
                 "This model has several tasks: encode(obs, task=...) needs to know which one each "

@@ -33,6 +33,11 @@ class UpdateNoise:
     policy: Tensor  # [T+1, B, A]
     policy_heads: tuple[int, int]
     policy_keep: Tensor | None  # [2, (T+1)*B, H]
+    shift: Tensor | None = None  # [T+1, B, images, 2] whole pixels, None without images
+
+    def shift_at(self, rows: int | slice) -> Tensor | None:
+        """How the images of these rows of a slice are moved."""
+        return None if self.shift is None else self.shift[rows]
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,10 @@ def draw_update_noise(
     dropout: float,
     policy_dim: int | None = None,
     draw: Draw = torch.randn,
+    pads: tuple[int, ...] = (),
 ) -> UpdateNoise:
-    """The random numbers of one update; the policy's loss may need `policy_dim` for each state."""
+    """The random numbers of one update. The policy's loss may need `policy_dim` for each state;
+    `pads` are the most pixels by which images are moved."""
     policy_dim = action_dim if policy_dim is None else policy_dim
 
     def drawn(*shape: int) -> Tensor:
@@ -70,7 +77,22 @@ def draw_update_noise(
         policy=drawn(horizon + 1, batch, policy_dim),
         policy_heads=two_heads(generator, num_q),
         policy_keep=keep_masks(generator, (2, (horizon + 1) * batch, units), dropout),
+        shift=shifts(generator, (horizon + 1, batch), pads),
     )
+
+
+def shifts(
+    generator: torch.Generator, lead: tuple[int, ...], pads: tuple[int, ...]
+) -> Tensor | None:
+    """Offsets of rows and columns, 0 to twice the pad of each image, all equally likely."""
+    if not pads:
+        return None
+    device = generator.device
+    found = [
+        torch.randint(0, 2 * pad + 1, (*lead, 2), generator=generator, device=device)
+        for pad in pads
+    ]
+    return torch.stack(found, dim=-2)
 
 
 def draw_plan_noise(

@@ -23,6 +23,7 @@ from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise
 from forethought.maths import RunningScale, lambda_returns, n_step_returns, one_step_returns
 from forethought.nets.optimisers import clip_gradients
+from forethought.spaces.nested import Tree, index
 
 Metrics = dict[str, float]
 
@@ -51,7 +52,7 @@ of `discounts.metric_names`."""
 class TensorBatch:
     """A batch of slices on the agent's device."""
 
-    obs: Tensor  # [T+1, B, O]
+    obs: Tree  # [T+1, B, O], or leaves by path [T+1, B, ...]
     action: Tensor  # [T, B, A], or rows of the table of actions [T, B]
     reward: Tensor  # [T, B]
     terminated: Tensor  # [T, B], 0 or 1; truncation is not in here: it never cuts the bootstrap
@@ -114,7 +115,9 @@ class Learner:
     def targets(self, batch: TensorBatch, noise: UpdateNoise) -> tuple[Tensor, Tensor, Tensor]:
         """The latents to predict [T, B, Z], the values to predict [T, B] and V(x_{t+1}) [T, B]."""
         model, config = self.model, self.config
-        next_z = model.encode(batch.obs[1:], task=batch.task)  # [T, B, Z]
+        after = slice(1, None)
+        shift = noise.shift_at(after)
+        next_z = model.encode(index(batch.obs, after), shift, task=batch.task)  # [T, B, Z]
         legal = None if batch.legal is None else batch.legal[1:]
         mask = legal if batch.task is None else model.mask_of(batch.task)
         value = model.actions.next_value(model, next_z, noise, mask)  # [T, B]
@@ -142,7 +145,7 @@ class Learner:
         Auxiliary values, where there are any, bootstrap from the primary one's own `value`.
         """
         model, config, two_hot = self.model, self.config, self.model.two_hot
-        z = model.encode(batch.obs[0], task=batch.task)  # [B, Z]
+        z = model.encode(index(batch.obs, 0), noise.shift_at(0), task=batch.task)  # [B, Z]
         latents = [z]
         for a in batch.action:
             z = model.next(z, a)
