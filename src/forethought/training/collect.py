@@ -57,12 +57,12 @@ class Collector:
         parts: Parts,
         clock: Clock,
         tracker: Tracker,
-        seed_agent_steps: int,
+        random_agent_steps: int,
         config: EnvConfig,
     ) -> None:
         self.env, self.agent, self.streams = parts.env, parts.agent, parts.streams
         self.clock, self.tracker = clock, tracker
-        self.seed_agent_steps = seed_agent_steps
+        self.random_agent_steps = random_agent_steps
         n = self.env.num_envs
         self.restarts = Restarts(config.allowed_restarts, n, tracker)
         self.exploration = self.streams.numpy("exploration")
@@ -159,7 +159,7 @@ class Collector:
         return lost
 
     def _actions(self) -> Any:
-        if self.clock.agent_steps < self.seed_agent_steps:
+        if self.clock.agent_steps < self.random_agent_steps:
             return legal_random(self.env.spec_for_agent, self.exploration, self.infos)
         actions, self.act_state = self.agent.act_batch(
             nested.stack(self.obs), self.act_state, self.first, self.infos, explore=True

@@ -45,7 +45,11 @@ class Trainer:
             config.train.updates_per_agent_step, seed_agent_steps, seed_updates
         )
         self.tracker = Tracker(run, sinks, self.clock, self.agent.metric_names)
-        self.collector = Collector(parts, self.clock, self.tracker, seed_agent_steps, config.env)
+        self.random_agent_steps = seed_agent_steps if config.train.seed_policy == "random" else 0
+        """Of the seed phase, those that random actions play."""
+        self.collector = Collector(
+            parts, self.clock, self.tracker, self.random_agent_steps, config.env
+        )
         self.evaluator = Evaluator(config.task, config.env, parts.streams, config.eval.episodes)
         self.videos = EvaluationVideos(config, self.tracker)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, to_dict(config))
@@ -96,7 +100,7 @@ class Trainer:
 
     def step(self) -> None:
         """One decision in every environment, and the updates that it earns."""
-        random = self.clock.agent_steps < self.seed_phase[0]
+        random = self.clock.agent_steps < self.random_agent_steps
         self.collector.step()
         self.budget.advance(self.clock.agent_steps)
         self.tracker.tick("random play" if random else "")
@@ -174,7 +178,7 @@ class Trainer:
             self._warn(
                 "never-learns",
                 f"This run will not learn: steps is {steps}, which earns no update, for the first "
-                f"{self.seed_phase[0]} are random play (train.seed_agent_steps).",
+                f"{self.seed_phase[0]} only collect (train.seed_agent_steps).",
             )
 
     def finish(self) -> None:

@@ -47,6 +47,8 @@ class ModelConfig:
     """Q functions in the ensemble."""
     dropout: float = 0.01
     """Probability of dropping a unit in the first layer of each Q function, in training."""
+    symlog_obs: bool = False
+    """Squash observations by symlog before the encoder, as the official checkpoints of 2023 do."""
     simnorm_dim: int = 8
     """Neighbours that share one softmax in SimNorm."""
     bins: int = 101

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.discounts import AuxiliaryValues
 from forethought.config import ForethoughtError
-from forethought.maths import TwoHot
+from forethought.maths import TwoHot, symlog
 from forethought.nets.init import trunc_normal_linears, zero_last_weight
 from forethought.nets.layers import MLP, NormedLinear
 
@@ -158,7 +158,8 @@ class WorldModel(nn.Module):
 
     def encode(self, obs: Tensor) -> Tensor:
         """z = h(x): [B, O] -> [B, Z]."""
-        return self.encoder(obs)  # type: ignore[no-any-return]
+        x = symlog(obs) if self.config.model.symlog_obs else obs
+        return self.encoder(x)  # type: ignore[no-any-return]
 
     def next(self, z: Tensor, a: Tensor) -> Tensor:
         """z' = d(z, a): [B, Z]."""
