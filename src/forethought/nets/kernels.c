@@ -158,6 +158,22 @@ static inline void group_softmax(float *o, int64_t d, int64_t group) {
     }
 }
 
+/* The same for groups of eight. Each lane meets the others in three exchanges, so that a group stays
+ * in one register from beginning to end. */
+static inline void softmax_of_eights(float *o, int64_t d) {
+    for (int64_t s = 0; s < d; s += 8) {
+        float v[8], a[8], b[8];
+        for (int l = 0; l < 8; l++) v[l] = o[s + l];
+        for (int l = 0; l < 8; l++) a[l] = v[l] > v[l ^ 4] ? v[l] : v[l ^ 4];
+        for (int l = 0; l < 8; l++) b[l] = a[l] > a[l ^ 2] ? a[l] : a[l ^ 2];
+        for (int l = 0; l < 8; l++) a[l] = b[l] > b[l ^ 1] ? b[l] : b[l ^ 1];
+        for (int l = 0; l < 8; l++) v[l] = exp_f(clamp(v[l] - a[l], -87.0f, 0.0f));
+        for (int l = 0; l < 8; l++) a[l] = v[l] + v[l ^ 4];
+        for (int l = 0; l < 8; l++) b[l] = a[l] + a[l ^ 2];
+        for (int l = 0; l < 8; l++) o[s + l] = v[l] / (b[l] + b[l ^ 1]);
+    }
+}
+
 static inline void group_softmax_backward(const float *g, const float *s, float *o, int64_t d,
                                           int64_t group) {
     for (int64_t b = 0; b < d; b += group) {
@@ -178,7 +194,7 @@ void norm_simnorm(const float *x, const float *restrict pre, const float *restri
         float m = st[0], k = st[1];
         for (int64_t j = 0; j < d; j++) o[j] = (o[j] - m) * k * weight[j] + bias[j];
         if (group == 8)
-            group_softmax(o, d, 8);
+            softmax_of_eights(o, d);
         else
             group_softmax(o, d, group);
     }
@@ -207,15 +223,29 @@ void norm_simnorm_backward(const float *restrict grad, const float *restrict x,
     }
 }
 
+/* The largest of n numbers, in eight lanes: a single running maximum does not vectorise, because a
+ * NaN would make its order matter. (With a NaN the result is some number or NaN; the sums over the
+ * row are NaN either way.) */
+static inline float largest(const float *x, int64_t n) {
+    float lanes[8];
+    int64_t j = 0;
+    for (int l = 0; l < 8; l++) lanes[l] = x[0];
+    for (; j + 8 <= n; j += 8)
+        for (int l = 0; l < 8; l++) lanes[l] = x[j + l] > lanes[l] ? x[j + l] : lanes[l];
+    for (; j < n; j++) lanes[0] = x[j] > lanes[0] ? x[j] : lanes[0];
+    float top = lanes[0];
+    for (int l = 1; l < 8; l++) top = lanes[l] > top ? lanes[l] : top;
+    return top;
+}
+
 /* value = symexp(softmax(logits) . centres), centres evenly spaced from `low`. */
 void two_hot_decode(const float *restrict logits, float low, float width, float *restrict value,
                     int64_t rows, int64_t bins) {
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < rows; i++) {
         const float *x = logits + i * bins;
-        float top = x[0], sum = 0.0f, moment = 0.0f;
-        for (int64_t j = 1; j < bins; j++) top = x[j] > top ? x[j] : top;
-        for (int64_t j = 0; j < bins; j++) {
+        float top = largest(x, bins), sum = 0.0f, moment = 0.0f;
+        for (int32_t j = 0; j < bins; j++) { /* 32 bits: only those become floats eight at a time */
             float e = exp_f(clamp(x[j] - top, -87.0f, 0.0f));
             sum += e;
             moment += e * (float)j;

@@ -171,7 +171,8 @@ def _draw_group(axes: Axes, group: Group, look: _Look, right: int) -> list[_Labe
         line: dict[str, Any] = {"lw": 2.8, "ls": look.line}
         if several:
             line = {"lw": 1.0, "alpha": 0.4}
-        line = {**line, "marker": dots, "ms": 6, "clip_on": not alone}
+        # Dots at the first and the last frame lie half outside of the axes.
+        line = {**line, "marker": dots, "ms": 6, "clip_on": dots is None}
         axes.plot(frames, scores, color=look.colour, **line)
     found = group.mean_curve()
     end = float(group.scores.mean())
@@ -179,7 +180,7 @@ def _draw_group(axes: Axes, group: Group, look: _Look, right: int) -> list[_Labe
         frames, curves = found
         dots = "o" if len(frames) <= FEW_POINTS else None
         line = {"color": look.colour, "lw": 2.8, "ls": look.line, "zorder": 3}
-        axes.plot(frames, curves.mean(axis=0), marker=dots, ms=6, **line)
+        axes.plot(frames, curves.mean(axis=0), marker=dots, ms=6, clip_on=dots is None, **line)
         band = statistics.curve_band(curves)
         if band is not None:
             axes.fill_between(frames, *band, color=look.colour, alpha=0.2, lw=0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -294,13 +295,13 @@ def _say_how_to_go_on(trainer: Trainer, error: BaseException) -> None:
         if files.published(trainer.run.checkpoints):
             error.add_note(
                 f"Stopped by an error at {trainer.clock.agent_steps:,} agent steps. When it is "
-                f"mended: forethought resume {trainer.run.path}"
+                f"mended: forethought resume {shlex.quote(str(trainer.run.path))}"
             )
 
 
 def _say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
     path, steps = trainer.run.path, trainer.clock.agent_steps
-    again = f"Continue with: forethought resume {path}"
+    again = f"Continue with: forethought resume {shlex.quote(str(path))}"
     saved = files.published(trainer.run.checkpoints)
     if cut_short and saved:
         text = f"Stopped without a new checkpoint; the newest is {saved[-1].name}. {again}"

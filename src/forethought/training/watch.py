@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -119,7 +120,8 @@ def _maker(task: str, config: EnvConfig, render_mode: str) -> Callable[[], TaskE
 
 def _require_window(task: str, path: Path) -> None:
     """Refuse to show what cannot be shown here, before anything is loaded."""
-    instead = f"write a video instead: forethought watch {path} --video agent.mp4"
+    run = shlex.quote(str(path))
+    instead = f"write a video instead: forethought watch {run} --video agent.mp4"
     screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     if not screen:
         raise ConfigError(f"There is no screen to show {task} on; {instead}")

@@ -49,7 +49,8 @@ class LatentScorer:
                 logits = model.reward.from_latent_part(self.reward_part, a)  # [E, N, K]
                 z = model.dynamics.from_latent_part(self.dynamics_part, a)  # [E, N, Z]
             else:
-                logits, z = model.reward(z, a), model.next(z, a)
+                za = torch.cat((z, a), dim=-1)  # [E, N, Z+A]
+                logits, z = model.reward.joined(za), model.dynamics.joined(za)
             total += self.gamma**t * alive * model.decode(logits)
             if model.termination is not None:
                 # Once the model says that it is over, no later step counts.

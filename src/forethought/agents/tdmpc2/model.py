@@ -53,11 +53,11 @@ class LatentActionMLP(MLP):
         self.latent = latent
 
     def forward(self, z: Tensor, a: Tensor, keep: Tensor | None = None) -> Tensor:  # type: ignore[override]
-        if torch.is_grad_enabled():
-            return super().forward(torch.cat((z, a), dim=-1), keep)
-        # Two products take two thirds of the time that joining z and a and one product take: what
-        # was just written is read again. The backward pass has no such gain.
-        return self.from_latent_part(self.latent_part(z), a, keep)
+        return self.joined(torch.cat((z, a), dim=-1), keep)
+
+    def joined(self, za: Tensor, keep: Tensor | None = None) -> Tensor:
+        """The network on z and a side by side, for callers that join them once for several."""
+        return super().forward(za, keep)
 
     @property
     def first(self) -> NormedLinear:
@@ -98,9 +98,7 @@ class QEnsemble(nn.ModuleList):
         chosen = range(len(self)) if heads is None else heads
         za = torch.cat((z, a), dim=-1)
         masks = [None] * len(chosen) if keep is None else list(keep)
-        return torch.stack(
-            [MLP.forward(self[h], za, m) for h, m in zip(chosen, masks, strict=True)]  # type: ignore[arg-type]
-        )
+        return torch.stack([self[h].joined(za, m) for h, m in zip(chosen, masks, strict=True)])  # type: ignore[operator]
 
 
 class PolicyOutput(NamedTuple):
@@ -171,7 +169,8 @@ class WorldModel(nn.Module):
 
     def values(self, q: QEnsemble, z: Tensor, a: Tensor, heads: Sequence[int]) -> Tensor:
         """What the chosen heads say, as numbers and without a gradient: [heads, B]."""
-        return torch.stack([self.decode(q[h](z, a)) for h in heads])
+        za = torch.cat((z, a), dim=-1)
+        return torch.stack([self.decode(q[h].joined(za)) for h in heads])  # type: ignore[operator]
 
     def pi(self, z: Tensor, eps: Tensor | None = None) -> PolicyOutput:
         """The policy at z, sampled with standard normal `eps`; without it, its mean."""
