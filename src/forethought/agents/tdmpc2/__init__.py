@@ -3,6 +3,7 @@
 config.py   options                    model.py   networks and rollouts
 noise.py    every random number        update.py  one gradient step, in the paper's order
 act.py      acting and planning        agent.py   the agent: replay, optimisers, save and load
+official.py  official checkpoints, read by weights_file.py   compiling.py   agent.compile
 gammas.py   auxiliary discounts: rules   discounts.py   their heads, targets, loss, snapshots
 """
 

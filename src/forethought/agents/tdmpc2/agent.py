@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from forethought.agents.base import Agent, Json, Metrics, Tensors
 from forethought.agents.tdmpc2 import discounts
 from forethought.agents.tdmpc2.act import ActState, decide
+from forethought.agents.tdmpc2.compiling import compile_learner, compile_model
 from forethought.agents.tdmpc2.config import CosineRate, LinearRate, TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
@@ -23,8 +24,6 @@ from forethought.clock import Constant, Cosine, Linear, Schedule
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
 from forethought.maths import discount_for
 from forethought.nets.health import health
-from forethought.nets.kernels import native_kernels
-from forethought.nets.layers import use_kernels
 from forethought.nets.optimisers import adam, optimiser_tensors, restore_optimiser
 from forethought.nets.precision import autocast
 from forethought.replay import Batch, Replay
@@ -77,11 +76,7 @@ class TDMPC2(Agent):
             self.model.aux_value = discounts.make_heads(config, aux_gammas)
             self.notes += (self.model.aux_value.describe(gamma),)
         self.model.to(device)
-        if config.compile == "kernels":
-            kernels, note = native_kernels(device)
-            self.notes += (note,)
-            if kernels is not None:
-                use_kernels(self.model, kernels)
+        self.notes += compile_model(self.model, config.compile, device)
         extra = ("termination_loss",) if self.episodic else ()
         self.metric_names = METRICS + extra + (PLAN_METRICS if config.mpc else ())
         self.metric_names += discounts.metric_names(aux_gammas)
@@ -91,6 +86,7 @@ class TDMPC2(Agent):
             self.update_stream = streams.torch("update", device=device)
             self.schedule = rate_schedule(config)
             self.learner = self._make_learner()
+            compile_learner(self.learner, config.compile, device)
 
     def _make_learner(self) -> Learner:
         model, rates = self.model, self.config.lr

@@ -307,8 +307,9 @@ class TDMPC2Config:
     """Step of the target Q functions, and of the running scale of Q."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of the networks; bf16 on CUDA only."""
-    compile: Literal["off", "kernels"] = "off"
-    """kernels: activations fused by the machine's C compiler (CPU); same results up to rounding."""
+    compile: Literal["auto", "off", "kernels", "full"] = "off"
+    """kernels: activations fused by the machine's C compiler (CPU); full: torch.compile besides;
+    auto: kernels on a CPU, full on CUDA. Same results up to rounding."""
 
     def __post_init__(self) -> None:
         def check(name: str, condition: bool, rule: str) -> None:
