@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -19,18 +21,22 @@ from forethought.agents.tdmpc2.official import OfficialCheckpoint, newest_state,
 from forethought.config import ConfigError, build_run_config
 from forethought.files import FileError
 from tests.official_files import LAYOUTS, OfficialNetworks
-from tests.tdmpc2_agents import ACTION, OBS, make_spec
+from tests.tdmpc2_agents import ACTION, OBS, make_agent, make_spec
 
 EVERY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 
 
 def model_of(checkpoint: OfficialCheckpoint, episodic: bool = False) -> WorldModel:
     """Our model with the weights and options of a checkpoint."""
+    spec = make_spec(
+        observation_space=gymnasium.spaces.Box(-np.inf, np.inf, (checkpoint.observation_dim,)),
+        action_space=gymnasium.spaces.Box(-1, 1, (checkpoint.action_dim,)),
+        terminates=episodic,
+    )
     start = {"agent": {"model": {"symlog_obs": checkpoint.symlogs_observations}}}
-    layers = [start, checkpoint.decided(make_spec(terminates=episodic))]
-    agent = build_run_config("tdmpc2", "stub", TDMPC2Config, layers).agent
-    dims = checkpoint.observation_dim, checkpoint.action_dim
-    model = WorldModel(*dims, agent, bool(agent.episodic), None)
+    layers = [start, checkpoint.decided(spec)]
+    config = build_run_config("tdmpc2", "stub", TDMPC2Config, layers).agent
+    model = make_agent(config, spec=spec, for_acting=True).model
     checkpoint.fill(model)
     return model
 
@@ -287,6 +293,14 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "a shape": (
         lambda s: s | {"_reward.1.weight": torch.ones(24, 23)},
         r"reward.1.weight is \(24, 23\) in it, but must be \(24, 24\)",
+    ),
+    "a huge network": (
+        lambda s: s | {"_reward.0.weight": torch.ones(10**6, 18)},
+        "no whole TD-MPC2 checkpoint: dynamics.0.bias",
+    ),
+    "a far layer": (
+        lambda s: s | {"_encoder.state.999999999.bias": torch.ones(16)},
+        "holds _encoder.state.999999999.bias",
     ),
     "axes": (lambda s: s | {"_pi.0.bias": torch.tensor(1.0)}, r"damaged: _pi.0.bias is \(\)"),
     "a list": (lambda s: s | {"_pi.0.bias": [1.0]}, "_pi.0.bias, which is no plain tensor"),

@@ -33,31 +33,35 @@ class Compiled:
     def __init__(
         self, function: Callable[..., Any], name: str, backend: Backend = "inductor"
     ) -> None:
-        self.function, self.name = function, name
-        # Shapes hardly ever change in a run, and a graph of fixed shapes is the faster one.
-        self._compiled = torch.compile(function, dynamic=False, backend=backend)
-        self._failed = self._called = False
+        self.function, self.name, self.backend = function, name, backend
+        self._compiled: Callable[..., Any] | None = None
+        self.failed = False
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        if self._failed or torch.compiler.is_compiling():  # inside another graph: part of that one
+        if self.failed or torch.compiler.is_compiling():  # inside another graph: part of that one
             return self.function(*args, **options)
-        if self._called:
-            return self._attempt(*args, **options)
+        if self._compiled is not None:
+            return self._attempt(self._compiled, *args, **options)
         with warnings.catch_warnings():
-            # Constants that are kept between calls become constants of the graph, as they should.
+            # Constants that are kept between calls become constants of the graph, as they should;
+            # and torch's compiler brings along modules that torch itself advises against.
             warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru")
-            result = self._attempt(*args, **options)
-        self._called = True
+            warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
+            # Shapes hardly ever change in a run, and a graph of fixed shapes is the faster one.
+            compiled = torch.compile(self.function, dynamic=False, backend=self.backend)
+            result = self._attempt(compiled, *args, **options)
+        self._compiled = compiled
         return result
 
-    def _attempt(self, *args: Any, **options: Any) -> Any:
+    def _attempt(self, compiled: Callable[..., Any], *args: Any, **options: Any) -> Any:
         from torch._dynamo.exc import TorchDynamoException  # slow to import, and only needed here
 
         try:
-            return self._compiled(*args, **options)
+            return compiled(*args, **options)
         except TorchDynamoException as error:
-            self._failed = True
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self.failed = True
+            cause = getattr(error, "inner_exception", error)
+            reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
             log.warning(
                 "torch.compile failed on %s (%s), so it is computed uncompiled.", self.name, reason
             )

@@ -23,6 +23,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,8 @@ LAYER = ("weight", "bias", "ln.weight", "ln.bias")
 """A layer's tensors, in the order in which a list of 2023 or 2024 has them."""
 COPIES = ("_detach_Qs_params.", "_detach_Qs.", "_target_Qs.")
 """Of the Q functions, under second names."""
-NOT_WEIGHTS = ("__batch_size", "__device")
-"""What tensordict adds to a stack."""
+LAYER_NUMBERS = frozenset(map(str, range(32)))
+"""No network has more layers."""
 
 
 @dataclass(frozen=True)
@@ -106,21 +107,12 @@ class OfficialCheckpoint:
 
     def fill(self, model: WorldModel) -> None:
         """Put the weights into a model of the same sizes; auxiliary values stay as they are."""
-        own = model.state_dict()
         weights = {
             name: weight
             for name, weight in self.weights.items()
             if model.termination is not None or not name.startswith("termination.")
         }
-        needed = {name for name in own if not name.startswith("aux_value.")}
-        for name in sorted(needed | weights.keys()):
-            here = tuple(own[name].shape) if name in own else "absent"
-            there = tuple(weights[name].shape) if name in weights else "absent"
-            if here != there:
-                raise FileError(
-                    f"{self.path} is no whole TD-MPC2 checkpoint: {name} is {there} in it, but "
-                    f"must be {here} beside its other layers."
-                )
+        own = {k: v for k, v in model.state_dict().items() if k.startswith("aux_value.")}
         model.load_state_dict({**own, **weights})
 
 
@@ -152,16 +144,55 @@ def read_checkpoint(path: Path) -> OfficialCheckpoint:
         encoder_layers=last + 1,
         num_q=1 + max(int(name.split(".")[1]) for name in weights if name.startswith("q.")),
     )
-    return OfficialCheckpoint(
+    found = OfficialCheckpoint(
         path, layout, weights, encoder.shape[1], action_dim, bins, size, log_std, notes
     )
+    _check_shapes(found)
+    return found
+
+
+def _check_shapes(found: OfficialCheckpoint) -> None:
+    """Refuse layers that do not fit each other, before a model of their sizes is built."""
+    expected = _shapes(found)
+    for name in sorted(expected.keys() | found.weights.keys()):
+        there = tuple(found.weights[name].shape) if name in found.weights else "absent"
+        if there != expected.get(name, "absent"):
+            raise FileError(
+                f"{found.path} is no whole TD-MPC2 checkpoint: {name} is {there} in it, but must "
+                f"be {expected.get(name, 'absent')} beside its other layers."
+            )
+
+
+def _shapes(found: OfficialCheckpoint) -> dict[str, tuple[int, ...]]:
+    """Of every tensor, by our names, for the sizes that were found."""
+    size, hidden = found.size, [found.size.mlp_units] * 2
+    joint = size.latent_dim + found.action_dim
+    encoder_hidden = [size.encoder_units] * (size.encoder_layers - 1)
+    sizes = {
+        "encoder": [found.observation_dim, *encoder_hidden, size.latent_dim],
+        "dynamics": [joint, *hidden, size.latent_dim],
+        "reward": [joint, *hidden, found.bins],
+        "policy": [size.latent_dim, *hidden, 2 * found.action_dim],
+    }
+    if found.has_termination:
+        sizes["termination"] = [size.latent_dim, *hidden, 1]
+    for head in range(size.num_q):
+        sizes |= {f"{stack}.{head}": sizes["reward"] for stack in STACKS}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for network, units in sizes.items():
+        for layer, (inputs, outputs) in enumerate(pairwise(units)):
+            place = f"{network}.{layer}"
+            shapes |= {f"{place}.weight": (outputs, inputs), f"{place}.bias": (outputs,)}
+            if layer < len(units) - 2 or network in ("encoder", "dynamics"):
+                shapes |= {f"{place}.norm.{kind}": (outputs,) for kind in ("weight", "bias")}
+    return shapes
 
 
 def refuse_many_tasks(path: Path, state: Mapping[str, Tensor]) -> None:
     """The one place that knows of many-task checkpoints (mt30, mt80): they are not read yet."""
     embedding = state.get("_task_emb.weight")
     if embedding is not None:
-        tasks, length = embedding.shape
+        tasks, length = embedding.shape if embedding.ndim == 2 else ("several", "unknown")
         raise FileError(
             f"{path} is a checkpoint of {tasks} tasks: its task embedding (of length {length}) and "
             "its action masks have no counterpart here; import a checkpoint of a single task."
@@ -227,7 +258,7 @@ def _our_names(path: Path, state: Mapping[str, Tensor]) -> tuple[State, tuple[st
         layer, _, kind = name[len(prefix or "") :].partition(".")
         if name in ("log_std_min", "log_std_dif") or name.startswith(COPIES):
             continue
-        if prefix is None or not layer.isdecimal() or kind not in LAYER:
+        if prefix is None or layer not in LAYER_NUMBERS or kind not in LAYER:
             raise FileError(f"{path} holds {name}, which no checkpoint of TD-MPC2 has.")
         part, inside = prefixes[prefix], f"{int(layer)}.{kind.replace('ln.', 'norm.')}"
         axes = (2 if kind == "weight" else 1) + (part in STACKS)
@@ -257,10 +288,11 @@ def _last_layer(weights: Mapping[str, Tensor], part: str) -> int:
 
 
 def _log_std(state: Mapping[str, Tensor]) -> tuple[float, float] | None:
-    if not {"log_std_min", "log_std_dif"} <= state.keys():
+    names = ("log_std_min", "log_std_dif")
+    if not all(name in state and state[name].numel() == 1 for name in names):
         return None
-    low, span = float(state["log_std_min"]), float(state["log_std_dif"])
-    return low, low + span
+    low, span = state["log_std_min"].flatten(), state["log_std_dif"].flatten()
+    return float(low[0]), float(low[0] + span[0])
 
 
 def newest_state(model: WorldModel) -> OrderedDict[str, Any]:

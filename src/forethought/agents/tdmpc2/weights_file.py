@@ -86,7 +86,7 @@ def _plain(path: Path, name: str, value: Any) -> Tensor:
     if value.numel() * value.element_size() > value.untyped_storage().nbytes():
         raise FileError(f"{path} is damaged: {name} is larger than its content.")
     if value.is_floating_point():
-        value = value.detach().to(torch.float32).contiguous()
+        value = value.detach().to(torch.float32)
     if not torch.isfinite(value).all():
         raise FileError(f"{path} holds numbers that are not finite, in {name}.")
-    return value
+    return torch.as_tensor(value).contiguous()
