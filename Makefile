@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # One thread per process: on a few cores, idle OpenMP threads that spin cost more than they give.
 ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help setup quickstart test lint type bench learn learn-quickstart ablation resume-check faults faults-beside-sb3 clean
+.PHONY: help setup quickstart test test-slow lint type bench learn learn-quickstart ablation resume-check faults faults-beside-sb3 clean
 .DEFAULT_GOAL := help
 SEED ?= 1
 QUICK := $(if $(wildcard $(STAMP)),$(VENV),.venv-quickstart)
@@ -24,6 +24,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 test: lint type  ## all checks and tests, as the CI runs them
 	$(ENV) $(PY) -m pytest -n 2
+
+test-slow: setup  ## the tests that wait for torch.compile (minutes)
+	$(ENV) $(PY) -m pytest -m slow
 
 lint: setup  ## ruff: rules and format
 	$(PY) -m ruff check .

@@ -172,6 +172,8 @@ def test_an_environment_in_the_current_folder_trains_by_name_and_in_workers(plac
 def test_python_blocks_run_from_top_to_bottom(here, page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("RUN").symlink_to(here.run)
+    for module in here.folder.glob("*.py"):  # of the run's own task
+        Path(module.name).symlink_to(module)
     names = {"__name__": "__main__"}
     for code in programs(page):
         exec(compile(code, page.name, "exec"), names)  # noqa: S102

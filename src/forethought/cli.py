@@ -110,6 +110,30 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
+class ImportOptions:
+    """Flags of import-tdmpc2 besides those of the run's configuration, which are as in train."""
+
+    task: str | None = None
+    """The task that the checkpoint was trained on, such as dmc:cheetah-run; must be given."""
+    out: str | None = None
+    """The run directory; None makes runs/<task>/tdmpc2/<seed>-<time>."""
+    preset: tuple[str, ...] = ()
+    """A named set of values; may be repeated, later ones win ('forethought list presets')."""
+    config: str | None = None
+    """A YAML file of values, such as the config.yaml of a run; wins over presets."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Flags of export-tdmpc2."""
+
+    out: str | None = None
+    """The file to write, such as agent.pt; must be given."""
+    checkpoint: str = "latest"
+    """Which checkpoint of the run: latest, best, or a number of agent steps."""
+
+
+@dataclass(frozen=True)
 class DoctorOptions:
     """Flags of doctor."""
 
@@ -327,6 +351,46 @@ def _report(tokens: list[str]) -> int:
     return 0
 
 
+def _import(tokens: list[str]) -> int:
+    agent_class = registry.config_class("tdmpc2")
+    named = flags.values(tokens, ("preset", "config"))
+    file = Path(named["config"][-1]) if named["config"] else None
+    base = conf.merge(agent_class, presets.layers(named["preset"], file, "tdmpc2"))
+    types, selected = flags.select(tokens, agent_class, base)
+    types |= conf.field_types(ImportOptions)
+    if _wants_help(tokens):
+        run = conf.build_run_config("tdmpc2", "TASK", agent_class, [selected])
+        return _show_help("import-tdmpc2", "FILE", [ImportOptions(), run])
+    words, given = flags.read(tokens, types)
+    if len(words) != 1:
+        found = " ".join(words) or "nothing"
+        raise ConfigError(f"import-tdmpc2 takes one FILE, but was given: {found}.")
+    task, out = given.pop("task", None), given.pop("out", None)
+    if task is None:
+        raise ConfigError("import-tdmpc2 needs the task of the checkpoint: give it with --task.")
+    given = {key: value for key, value in given.items() if key not in ("preset", "config")}
+    with Stop(NOT_BEGUN):
+        from forethought.training.official import import_run
+
+    place = Path(out) if out else None
+    imported = import_run(Path(words[0]), task, place, [selected], flags.nested(given))
+    print("\n".join(imported.checkpoint.notes + imported.sentences()))
+    return 0
+
+
+def _export(tokens: list[str]) -> int:
+    if _wants_help(tokens):
+        return _show_help("export-tdmpc2", "RUN", [ExportOptions()])
+    run, options = _one_word("export-tdmpc2", tokens, ExportOptions)
+    if options.out is None:
+        raise ConfigError("export-tdmpc2 needs a file to write: give it with --out.")
+    from forethought.training.official import export_run
+
+    words = export_run(Path(run), Path(options.out), options.checkpoint)
+    print(f"{options.out} is written; the official evaluate.py reads it with {' '.join(words)}")
+    return 0
+
+
 def _doctor(tokens: list[str]) -> int:
     if _wants_help(tokens):
         return _show_help("doctor", "", [DoctorOptions()])
@@ -375,6 +439,8 @@ VERBS = {
     "compare": Verb("RUN RUN...", "what differs between runs, or folders of runs", _compare),
     "report": Verb("RUN...", "a page of learning curves, beside published ones", _report),
     "data": Verb("record|import|verify|describe", "datasets of recorded episodes", _data),
+    "import-tdmpc2": Verb("FILE", "make a run of an official TD-MPC2 checkpoint", _import),
+    "export-tdmpc2": Verb("RUN", "write a run's weights as an official checkpoint", _export),
     "list": Verb("agents|tasks|presets", "show what there is", _list),
     "doctor": Verb("", "say what works on this machine, and what to install", _doctor),
 }

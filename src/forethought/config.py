@@ -163,6 +163,8 @@ class TrainConfig:
     num_envs x L) for episodes of at most L decisions, so that every environment finishes one."""
     seed_updates: int | None = None
     """Updates in one burst when the random phase ends; None is as many as its agent steps."""
+    seed_policy: Literal["random", "agent"] = "random"
+    """Who plays before learning begins: random actions, or the agent as it is (fine-tuning)."""
     updates_per_agent_step: float = 1.0
     """Updates per decision after the random phase; fractions add up exactly."""
     checkpoint_every_agent_steps: int = 10_000

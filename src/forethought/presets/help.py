@@ -76,6 +76,8 @@ def _for_help(parts: list[Any]) -> Any:
     values: dict[str, Any] = {}
     for part in parts:
         for name, annotation in conf.field_types(type(part)).items():
+            if name in values:  # of an earlier part: --task is a flag of one verb, a word of others
+                continue
             value = getattr(part, name)
             members = conf.union_members(annotation)
             if members and value is not None:
@@ -91,7 +93,8 @@ def _for_help(parts: list[Any]) -> Any:
                 shown.append((name, Annotated[type(values[name]), about]))
             else:
                 values[name] = value
-                if name in ("agent_name", "task", "agent"):  # words, or not known yet
+                word = isinstance(part, conf.RunConfig) and name in ("agent_name", "task", "agent")
+                if word:  # or not known yet
                     shown.append((name, Annotated[annotation, tyro.conf.Suppress]))
     cls = make_dataclass(
         type(parts[-1]).__name__,

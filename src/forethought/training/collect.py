@@ -57,13 +57,13 @@ class Collector:
         parts: Parts,
         clock: Clock,
         tracker: Tracker,
-        seed_agent_steps: int,
+        random_agent_steps: int,
         config: EnvConfig,
     ) -> None:
         assert parts.env is not None
         self.env, self.agent, self.streams = parts.env, parts.agent, parts.streams
         self.clock, self.tracker = clock, tracker
-        self.seed_agent_steps = seed_agent_steps
+        self.random_agent_steps = random_agent_steps
         n = self.env.num_envs
         self.restarts = Restarts(config.allowed_restarts, n, tracker)
         self.exploration = self.streams.numpy("exploration")
@@ -160,7 +160,7 @@ class Collector:
         return lost
 
     def _actions(self) -> Any:
-        if self.clock.agent_steps < self.seed_agent_steps:
+        if self.clock.agent_steps < self.random_agent_steps:
             if self.agent.observe(nested.stack(self.obs), self.act_state, self.first):
                 self.first = np.zeros_like(self.first)
             return legal_random(self.env.spec_for_agent, self.exploration, self.infos)

@@ -41,6 +41,8 @@ class Trainer:
         self.config, self.run, self.parts, self.agent = config, run, parts, parts.agent
         self.clock = self.make_clock()
         self.seed_phase = seed_phase(config.train, spec, parts.agent.num_envs)
+        self.random_agent_steps = self.seed_phase[0] if config.train.seed_policy == "random" else 0
+        """Of the seed phase, those that random actions play."""
         self.budget = self.make_budget()
         names = task_names(spec)
         self.tracker = Tracker(run, sinks, self.clock, self.agent.metric_names, tasks=names)
@@ -80,8 +82,8 @@ class Trainer:
 
     def make_collector(self) -> Collector | None:
         """Its training environments."""
-        seed_steps = self.seed_phase[0]
-        return Collector(self.parts, self.clock, self.tracker, seed_steps, self.config.env)
+        random = self.random_agent_steps
+        return Collector(self.parts, self.clock, self.tracker, random, self.config.env)
 
     def advance(self) -> bool:
         """One step further; True when a gate halts the run."""
@@ -125,7 +127,7 @@ class Trainer:
     def step(self) -> None:
         """One decision in every environment, and the updates that it earns."""
         assert self.collector is not None
-        random = self.clock.agent_steps < self.seed_phase[0]
+        random = self.clock.agent_steps < self.random_agent_steps
         self.collector.step()
         self.budget.advance(self.clock.agent_steps)
         self.tracker.tick("random play" if random else "")
@@ -204,7 +206,7 @@ class Trainer:
             self._warn(
                 "never-learns",
                 f"This run will not learn: steps is {steps}, which earns no update, for the first "
-                f"{self.seed_phase[0]} are random play (train.seed_agent_steps).",
+                f"{self.seed_phase[0]} only collect (train.seed_agent_steps).",
             )
 
     def finish(self) -> None:

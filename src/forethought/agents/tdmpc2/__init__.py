@@ -6,6 +6,7 @@ observations.py   what a task shows, by kind     encoders.py   networks for it
 act.py      acting and planning        agent.py   the agent: replay, optimisers, save and load
 tasks.py    many tasks in one agent
 actions.py  policy, values, planner    categorical.py   the same for discrete actions
+official.py  official checkpoints, read by weights_file.py   compiling.py   agent.compile
 gammas.py   auxiliary discounts: rules   discounts.py   their heads, targets, loss, snapshots
 """
 

@@ -17,6 +17,7 @@ from forethought.agents.tdmpc2 import discounts
 from forethought.agents.tdmpc2.act import ActState, decide
 from forethought.agents.tdmpc2.actions import BoxActions
 from forethought.agents.tdmpc2.categorical import CategoricalActions
+from forethought.agents.tdmpc2.compiling import compile_learner, compile_model
 from forethought.agents.tdmpc2.config import CosineRate, LinearRate, TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
@@ -25,12 +26,10 @@ from forethought.agents.tdmpc2.tasks import Tasks, discount
 from forethought.agents.tdmpc2.transfer import Source, transfer
 from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch
 from forethought.clock import Constant, Cosine, Linear, Schedule
-from forethought.config import ConfigError, ForethoughtError, ReplayConfig
+from forethought.config import ConfigError, ForethoughtError, ReplayConfig, require
 from forethought.data import Dataset, OfflineReplay
 from forethought.envs import multi
 from forethought.nets.health import health
-from forethought.nets.kernels import native_kernels
-from forethought.nets.layers import use_kernels
 from forethought.nets.optimisers import adam, optimiser_tensors, restore_optimiser
 from forethought.nets.precision import autocast
 from forethought.replay import Batch, Replay
@@ -76,6 +75,9 @@ class TDMPC2(Agent):
         action_dim, codec = check_actions(spec)
         (BoxActions if codec is None else CategoricalActions).check(config, spec.task)
         observations = observations_of(spec, config.image)
+        squashed, rule = config.model.symlog_obs, f"left out: {spec.task} shows no single vector"
+        fits = not squashed or observations.vector is not None
+        require(fits, "agent.model.symlog_obs", squashed, rule)
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
@@ -104,11 +106,7 @@ class TDMPC2(Agent):
             self.model.aux_value = discounts.make_heads(config, aux_gammas)
             self.notes += (self.model.aux_value.describe(gamma),)
         self.model.to(device)
-        if config.compile == "kernels":
-            kernels, note = native_kernels(device)
-            self.notes += (note,)
-            if kernels is not None:
-                use_kernels(self.model, kernels)
+        self.notes += compile_model(self.model, config.compile, device)
         extra = ("termination_loss",) if self.episodic else ()
         planned = (*PLAN_VALUES, self.model.actions.plan_metric)
         self.metric_names = METRICS + extra + (planned if config.mpc else ())
@@ -119,6 +117,7 @@ class TDMPC2(Agent):
             self.update_stream = streams.torch("update", device=device)
             self.schedule = rate_schedule(config)
             self.learner = self._make_learner()
+            compile_learner(self.learner, config.compile, device)
 
     def _make_learner(self) -> Learner:
         model, rates = self.model, self.config.lr

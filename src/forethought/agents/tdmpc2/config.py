@@ -50,6 +50,8 @@ class ModelConfig:
     tasks on and at the sizes 1 and 317."""
     dropout: float = 0.01
     """Probability of dropping a unit in the first layer of each Q function, in training."""
+    symlog_obs: bool = False
+    """Squash observations by symlog before the encoder, as the official checkpoints of 2023 do."""
     simnorm_dim: int = 8
     """Neighbours that share one softmax in SimNorm."""
     bins: int = 101
@@ -356,8 +358,9 @@ class TDMPC2Config:
     """Step of the target Q functions, and of the running scale of Q."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of the networks; bf16 on CUDA only."""
-    compile: Literal["off", "kernels"] = "off"
-    """kernels: activations fused by the machine's C compiler (CPU); same results up to rounding."""
+    compile: Literal["auto", "off", "kernels", "full"] = "off"
+    """kernels: activations fused by the machine's C compiler (CPU); full: torch.compile besides;
+    auto: kernels on a CPU, full on CUDA. Same results up to rounding."""
 
     def __post_init__(self) -> None:
         def check(name: str, condition: bool, rule: str) -> None:

@@ -25,7 +25,7 @@ from forethought.agents.tdmpc2.encoders import make_encoder
 from forethought.agents.tdmpc2.observations import Observations
 from forethought.agents.tdmpc2.tasks import Tasks
 from forethought.config import ForethoughtError
-from forethought.maths import TwoHot
+from forethought.maths import TwoHot, symlog
 from forethought.nets.init import trunc_normal_linears, uniform_convolutions, zero_last_weight
 from forethought.nets.layers import MLP, NormedLinear
 from forethought.spaces.action_codec import ActionCodec
@@ -208,15 +208,16 @@ class WorldModel(nn.Module):
 
         `shift` moves images, in training only; with several tasks, `task` [B] tells which.
         """
+        x = symlog(obs) if self.config.model.symlog_obs else obs
         if self.tasks is None:
-            return self.encoder(obs, shift)  # type: ignore[no-any-return]
+            return self.encoder(x, shift)  # type: ignore[no-any-return]
         if task is None:
             raise ForethoughtError(
                 "This model has several tasks: encode(obs, task=...) needs to know which one each "
                 "observation is of."
             )
-        e = self.tasks.of_batch(task, obs.shape[:-1])
-        return torch.cat((self.encoder(torch.cat((obs, e), dim=-1)), e), dim=-1)
+        e = self.tasks.of_batch(task, x.shape[:-1])
+        return torch.cat((self.encoder(torch.cat((x, e), dim=-1)), e), dim=-1)
 
     def next(self, z: Tensor, a: Tensor) -> Tensor:
         """z' = d(z, a): [B, Z]."""

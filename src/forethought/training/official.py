@@ -1,0 +1,216 @@
+"""Official TD-MPC2 checkpoints as runs of ours, and our runs as official checkpoints.
+
+An imported run stands at agent step 0 with the file's weights: it can be evaluated at once, and
+`resume` trains it on. The file holds neither optimisers nor replay, so these begin empty; the agent
+itself, and not random play, then fills replay before the first update (train.seed_policy).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import torch
+
+from forethought import files
+from forethought.agents.registry import config_class
+from forethought.agents.tdmpc2.agent import TDMPC2
+from forethought.agents.tdmpc2.official import OfficialCheckpoint, newest_state, read_checkpoint
+from forethought.config import (
+    ConfigError,
+    ForethoughtError,
+    RunConfig,
+    build_run_config,
+    flatten,
+    to_dict,
+)
+from forethought.files import FileError
+from forethought.tracking import RunDirectory
+from forethought.training.build import Parts, build_parts, load_agent, task_spec
+from forethought.training.signals import NOT_BEGUN, Stop
+from forethought.training.trainer import Trainer
+
+AGENT = "tdmpc2"
+START = {"train": {"seed_policy": "agent", "seed_updates": 0}}
+"""How training on begins: the agent fills replay, then one update per decision as ever. A burst of
+updates on the first few episodes would wear down what the weights know."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A run that was made of an official checkpoint."""
+
+    path: Path
+    checkpoint: OfficialCheckpoint
+    task: str
+
+    def sentences(self) -> tuple[str, ...]:
+        """What a person wants to know, and what can be done next."""
+        found, size = self.checkpoint, self.checkpoint.size
+        squashed = " of symlog observations" if found.symlogs_observations else ""
+        return (
+            f"{found.path} (layout {found.layout}) is now the run {self.path} for {self.task}: "
+            f"latent {size.latent_dim}{squashed}, {size.num_q} Q functions.",
+            f"Play it: forethought evaluate {self.path}",
+            f"Train on: forethought resume {self.path}",
+        )
+
+
+def import_run(
+    file: Path,
+    task: str,
+    out: Path | None,
+    layers: Iterable[Mapping[str, Any]] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Imported:
+    """Makes a run of an official checkpoint; nothing is written unless all of it fits.
+
+    `layers` and `flags` configure the run as they would for `train`; where the file decides (the
+    sizes of the networks), it wins over layers, and a flag that says otherwise is refused.
+    """
+    flags = flags or {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Stop(NOT_BEGUN))
+        checkpoint = read_checkpoint(file)
+        config = _configure(checkpoint, task, [*layers, flags], flags)
+        parts = build_parts(config)
+        assert parts.env is not None and isinstance(parts.agent, TDMPC2)
+        stack.callback(parts.env.close)
+        checkpoint.fill(parts.agent.model)
+        run = RunDirectory.create(out, to_dict(config), AGENT, task, config.seed)
+        stack.enter_context(run.lock())
+        _save(run, config, parts, checkpoint)
+        return Imported(run.path, checkpoint, task)
+
+
+def _configure(
+    checkpoint: OfficialCheckpoint,
+    task: str,
+    layers: list[Mapping[str, Any]],
+    flags: Mapping[str, Any],
+) -> RunConfig:
+    """The run's configuration; the task is checked on the way."""
+    start: dict[str, Any] = {**START}
+    start["agent"] = {"model": {"symlog_obs": checkpoint.symlogs_observations}}
+    kind = config_class(AGENT)
+    asked = build_run_config(AGENT, task, kind, [start, *layers])
+    spec = task_spec(task, asked.env)
+    checkpoint.check_task(spec)
+    decided = checkpoint.decided(spec)
+    given = flatten(flags)
+    # What a flag sets must agree with what the file holds, also where the file's row decides it.
+    held = {
+        **flatten(decided),
+        **{f"agent.model.{name}": value for name, value in vars(checkpoint.size).items()},
+    }
+    for key, value in held.items():
+        if key in given and given[key] not in (None, value):
+            raise ConfigError(
+                f"{key} is {given[key]}, but {checkpoint.path} was trained with {value}: leave it "
+                "out, the file decides it."
+            )
+    return build_run_config(AGENT, task, kind, [start, *layers, decided])
+
+
+def _save(
+    run: RunDirectory, config: RunConfig, parts: Parts, checkpoint: OfficialCheckpoint
+) -> None:
+    """The checkpoint of step 0, from which everything else goes on."""
+    trainer = Trainer(config, run, parts, sinks=())
+    try:
+        trainer.begin()
+        trainer.save()
+        run.event(
+            "imported",
+            file=checkpoint.path.name,
+            sha256=files.sha256(checkpoint.path.resolve()),
+            layout=checkpoint.layout,
+            notes=list(checkpoint.notes),
+        )
+        run.tag("imported")
+        run.update(status="interrupted")
+    except BaseException as error:
+        with contextlib.suppress(FileError):
+            run.update(status="failed", error=str(error))
+        raise
+    finally:
+        trainer.close()
+
+
+def export_run(path: Path, out: Path, checkpoint: str = "latest") -> list[str]:
+    """Writes the weights of a run as an official checkpoint of the newest layout.
+
+    Returns what the official configuration must be told for them to be read as they are.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} already exists: choose another --out.")
+    agent = load_agent(path, checkpoint=checkpoint, device="cpu")
+    if not isinstance(agent, TDMPC2):
+        raise ConfigError(f"{path} is a run of {agent.name}, but only tdmpc2 has official files.")
+    _check_exportable(path, agent)
+    _write(out, {"model": newest_state(agent.model)})
+    return _official_options(agent)
+
+
+def _check_exportable(path: Path, agent: TDMPC2) -> None:
+    """Refuse what the official code has no layout for."""
+    spec = agent.spec
+    vector = isinstance(spec.observation_space, gymnasium.spaces.Box)
+    vector = vector and len(spec.observation_space.shape or ()) == 1
+    if not vector or not isinstance(spec.action_space, gymnasium.spaces.Box):
+        raise ForethoughtError(
+            f"{path} has observations {spec.shapes['observations']} and actions "
+            f"{spec.shapes['actions']}: an official checkpoint can only hold an agent for vectors "
+            "and continuous actions."
+        )
+    if agent.config.model.symlog_obs:
+        raise ForethoughtError(
+            f"{path} squashes its observations by symlog (agent.model.symlog_obs), which today's "
+            "official code does not: its weights would act wrongly there, so none are written."
+        )
+
+
+def _official_options(agent: TDMPC2) -> list[str]:
+    """Hydra's words for the official evaluate.py: the sizes, and what differs from its defaults."""
+    model, config = agent.config.model, agent.config
+    size = model.resolved
+    words = [
+        f"num_enc_layers={size.encoder_layers}",
+        f"enc_dim={size.encoder_units}",
+        f"mlp_dim={size.mlp_units}",
+        f"latent_dim={size.latent_dim}",
+        f"num_q={size.num_q}",
+    ]
+    others = {
+        "episodic": (agent.episodic, False),
+        "num_bins": (model.bins, 101),
+        "vmin": (model.bin_low, -10),
+        "vmax": (model.bin_high, 10),
+        "simnorm_dim": (model.simnorm_dim, 8),
+        "log_std_min": (config.log_std_min, -10),
+        "log_std_max": (config.log_std_max, 2),
+    }
+    return words + [
+        f"{key}={str(value).lower()}" for key, (value, usual) in others.items() if value != usual
+    ]
+
+
+def _write(out: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all. The one pickle that is written here, because official code reads it."""
+    temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(content, temporary)
+        files.fsync_file(temporary)
+        temporary.replace(out)
+        files.fsync_dir(out.parent)
+    except (OSError, RuntimeError) as error:  # torch's writer tells of a full disk by the latter
+        raise FileError(f"{out} could not be written ({error}).") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
