@@ -131,6 +131,12 @@ def test_a_checkpoint_of_another_environment_leaves_nothing_behind(refused, empt
     )
 
 
+def test_a_checkpoint_of_one_task_is_not_one_of_several(refused, empty_folder):
+    official(Path("agent.pt"))
+    said = refused("import-tdmpc2", "agent.pt", "--task", "multi:dmc:walker-walk,dmc:walker-run")
+    assert "was trained on one task, but multi:dmc:walker-walk,dmc:walker-run are several" in said
+
+
 def test_a_pickle_posing_as_a_checkpoint_leaves_nothing_behind(refused, empty_folder):
     Path("agent.pt").write_bytes(pickle.dumps({"model": {}}))
     said = refused("import-tdmpc2", "agent.pt", "--task", TASK, "--out", "run", codes=(1,))
@@ -144,6 +150,7 @@ def test_a_pickle_posing_as_a_checkpoint_leaves_nothing_behind(refused, empty_fo
         (["--agent.model.size", "1"], "agent.model.size is 1, but agent.pt was"),
         (["--agent.episodic", "true"], "agent.episodic is True, but agent.pt was"),
         (["--agent.horzon", "3"], "There is no flag --agent.horzon"),
+        (["--train.init_from", "other"], "import it first, then train with --train.init_from"),
     ],
 )
 def test_a_flag_that_contradicts_the_file_is_refused(flags, said, refused, empty_folder):

@@ -79,8 +79,8 @@ def import_run(
         checkpoint = read_checkpoint(file)
         config = _configure(checkpoint, task, [*layers, flags], flags)
         parts = build_parts(config)
-        assert parts.env is not None and isinstance(parts.agent, TDMPC2)
-        stack.callback(parts.env.close)
+        stack.callback(parts.close)
+        assert isinstance(parts.agent, TDMPC2)
         checkpoint.fill(parts.agent.model)
         run = RunDirectory.create(out, to_dict(config), AGENT, task, config.seed)
         stack.enter_context(run.lock())
@@ -99,6 +99,11 @@ def _configure(
     start["agent"] = {"model": {"symlog_obs": checkpoint.symlogs_observations}}
     kind = config_class(AGENT)
     asked = build_run_config(AGENT, task, kind, [start, *layers])
+    if asked.is_offline or asked.train.init_from is not None:
+        raise ConfigError(
+            "An import begins a run with the weights of a file, in its task: import it first, then "
+            "train with --train.init_from and the imported run."
+        )
     spec = task_spec(task, asked.env)
     checkpoint.check_task(spec)
     decided = checkpoint.decided(spec)

@@ -94,6 +94,11 @@ class OfficialCheckpoint:
 
     def check_task(self, spec: EnvSpec) -> None:
         """Refuse a task of other observations or actions than those the weights are for."""
+        if spec.tasks:
+            raise ConfigError(
+                f"{self.path} was trained on one task, but {spec.task} are several: give the one "
+                "that it was trained on with --task."
+            )
         here = {"observations": spec.observation_space, "actions": spec.action_space}
         there = {"observations": self.observation_dim, "actions": self.action_dim}
         if all(here[kind].shape == (length,) for kind, length in there.items()):
