@@ -237,6 +237,13 @@ def test_the_sampled_gradient_is_that_of_the_expectation_on_average() -> None:
     assert mean == pytest.approx((p * value).sum().item(), abs=1e-12)
 
 
+def test_draws_that_are_all_worth_the_same_pull_nowhere() -> None:
+    log_p = torch.tensor([[-1.0, -2.0, -0.5]], requires_grad=True)
+    score_mean(torch.full((1, 3), 7.0), log_p).sum().backward()
+    assert log_p.grad is not None
+    assert (log_p.grad == 0).all()
+
+
 def test_a_policy_alone_learns_which_action_pays() -> None:
     """Reward 1 for one action out of four, else 0; the policy finds it, planned or not."""
     config = replace(POLICY_ONLY, batch_size=32, gamma=0.5, lr=LearningRates(*[3e-3] * 6))
