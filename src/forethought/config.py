@@ -716,11 +716,12 @@ def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, A
 
     An agent's configuration says in `idle` which of its keys that are: by switch (dotted, where it
     stands in a group) and its value. Recorded data leaves `IDLE_OFFLINE` without effect. Its
-    `replay_kinds` say which replay is its default.
+    `replay_kinds` say which replay is its default, its `run_defaults` what else begins otherwise.
     """
     idle: Mapping[tuple[str, Any], Iterable[str]] = getattr(agent_class, "idle", {})
     own = hasattr(agent_class, "replay_kinds")
     merged: dict[str, Any] = {"replay": {"kind": replay_kinds(agent_class)[0]}} if own else {}
+    merged = layer(merged, getattr(agent_class, "run_defaults", {}))
     for override in layers:
         if _inside(override, "offline.data", None) is not None:
             for key in IDLE_OFFLINE:

@@ -1,4 +1,7 @@
-"""Acting: epsilon-greedy on the expected return, with noisy layers where there are any."""
+"""Acting: epsilon-greedy on the expected return, with noisy layers where there are any.
+
+Without exploration it is greedy; what an evaluation adds to that is the evaluation's to say.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +58,9 @@ def choose(
 ) -> NDArray[np.int64]:
     """One action per environment: [E]. Counts the decisions if they explore."""
     count = len(obs)
-    epsilon = epsilon_at(config.exploration, state.decisions) if explore else config.eval_epsilon
+    epsilon = epsilon_at(config.exploration, state.decisions) if explore else 0.0
     state.epsilon = epsilon
-    if explore:
-        state.decisions += count
+    state.decisions += count if explore else 0
     at_random = np.zeros(count, np.bool_)
     random = np.zeros(count, np.int64)
     if epsilon > 0:

@@ -6,8 +6,9 @@ are those of Nature DQN with Adam; presets hold what the papers had.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from forethought.config import ConfigError, require
 
@@ -313,6 +314,10 @@ class DQNConfig:
 
     replay_kinds: ClassVar[tuple[str, ...]] = ("uniform", "prioritized")
     """What it learns from; prioritized replay is the toggle --replay prioritized."""
+    run_defaults: ClassVar[Mapping[str, Any]] = {
+        "train": {"seed_agent_steps": 1_000, "seed_updates": 0, "updates_per_agent_step": 0.25}
+    }
+    """No burst of updates after the warm-up, and an update every fourth decision."""
     network: AutoNetwork | Nature | Impala | MinAtar | Mlp = field(default_factory=AutoNetwork)
     """From observations to values."""
     distribution: NoDistribution | C51 | QR | IQN = field(default_factory=NoDistribution)
@@ -338,8 +343,6 @@ class DQNConfig:
     """Discount per decision."""
     batch_size: int = 32
     """Transitions per update."""
-    clip_rewards: bool = False
-    """Learn from the sign of each reward; returns and evaluations stay raw."""
     grad_clip_norm: float | None = None
     """Largest norm of the gradient; None: not clipped."""
     init: Literal["torch7", "orthogonal", "kaiming"] = "torch7"
@@ -348,9 +351,6 @@ class DQNConfig:
     frames: int | None = None
     """Last images seen together, each stored once; None is 4 for a camera's pictures (bytes with
     1 or 3 channels), else 1."""
-    eval_epsilon: float = 0.001
-    """Probability of a random action in evaluation."""
-
     def __post_init__(self) -> None:
         def check(name: str, condition: bool, rule: str) -> None:
             require(condition, f"agent.{name}", getattr(self, name), rule)
@@ -361,7 +361,6 @@ class DQNConfig:
         clip = self.grad_clip_norm
         check("grad_clip_norm", clip is None or clip > 0, "above 0")
         check("frames", self.frames is None or self.frames >= 1, "at least 1")
-        check("eval_epsilon", 0 <= self.eval_epsilon <= 1, "between 0 and 1")
         if isinstance(self.munchausen, Munchausen):
             rule = "left out: Munchausen averages over its policy and chooses no action"
             check("double", not self.double, rule)
