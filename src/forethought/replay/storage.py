@@ -8,7 +8,12 @@ Memory is touched only when a row is written, so a large empty ring costs nothin
 
 from __future__ import annotations
 
+import functools
+import mmap
+import os
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forethought.config import ConfigError
+from forethought.files import size_in_words
 from forethought.replay.rows import RowSpec
 from forethought.spaces.structure import Leaf
 
@@ -36,8 +43,10 @@ class HostColumns:
     """Columns in main memory. numpy, because its `take` is 1.3 times as fast as index_select here
     and never waits for a thread pool; and it writes a row in well under a microsecond."""
 
-    def __init__(self, leaves: tuple[Leaf, ...], slots: int) -> None:
-        self.arrays = {x.path: np.empty((slots, *x.shape), x.dtype) for x in leaves}
+    def __init__(self, leaves: tuple[Leaf, ...], slots: int, folder: Path | None = None) -> None:
+        """With a folder, they are kept in nameless files there and mapped into memory."""
+        make = np.empty if folder is None else functools.partial(mapped, folder)
+        self.arrays = {x.path: make((slots, *x.shape), x.dtype) for x in leaves}
 
     def write(self, name: str, slot: int, value: NDArray[Any]) -> None:
         self.arrays[name][slot] = value
@@ -47,6 +56,28 @@ class HostColumns:
 
     def fill(self, name: str, slots: Ints, values: Tensor) -> None:
         self.arrays[name][slots] = values.numpy()
+
+
+def mapped(folder: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array of zeros in a file of `folder` that has no name and vanishes with the process.
+
+    The disk sets room aside at once, where it can: a write to a mapped page for which there is none
+    would not fail but kill the process.
+    """
+    size = max(1, int(np.prod(shape)) * dtype.itemsize)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                os.truncate(file.fileno(), size)
+            pages = mmap.mmap(file.fileno(), size)
+    except OSError as error:
+        raise ConfigError(
+            f"replay.mapped_folder is {folder}, which has no room for {size_in_words(size)} of "
+            f"rows ({error.strerror})."
+        ) from error
+    return np.frombuffer(pages, dtype, int(np.prod(shape))).reshape(shape)
 
 
 class DeviceColumns:
@@ -79,14 +110,21 @@ class DeviceColumns:
 class Storage:
     """The rows of all streams, and how far each stream has come."""
 
-    def __init__(self, rows: RowSpec, num_envs: int, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: RowSpec,
+        num_envs: int,
+        capacity: int,
+        device: torch.device,
+        mapped_folder: Path | None = None,
+    ) -> None:
         self.rows = rows
         self.num_envs = num_envs
         self.capacity = capacity
         """Rows per stream."""
         slots = num_envs * capacity
         self.columns: Columns = (
-            HostColumns(rows.leaves, slots)
+            HostColumns(rows.leaves, slots, mapped_folder)
             if device.type == "cpu"
             else DeviceColumns(rows.leaves, slots, device)
         )
