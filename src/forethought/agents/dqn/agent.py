@@ -54,7 +54,6 @@ class DQN(Agent):
 
     name: ClassVar[str] = "dqn"
     config: DQNConfig
-    replay: NStepReplay
 
     def __init__(
         self,
@@ -181,11 +180,18 @@ class DQN(Agent):
             cut=LIFE_LOST if cut else None,
         )
 
+    @property
+    def transitions(self) -> NStepReplay:
+        """The replay, by what it gives."""
+        replay = self.replay
+        assert isinstance(replay, NStepReplay)
+        return replay
+
     def train(self, updates: int = 1) -> Metrics:
         seen: dict[str, list[float]] = {}
         for _ in range(updates):
-            beta = self.replay.beta_at(self.clock, self.total_agent_steps)
-            batch = self.replay.sample(self.config.batch_size, beta=beta)
+            beta = self.transitions.beta_at(self.clock, self.total_agent_steps)
+            batch = self.transitions.sample(self.config.batch_size, beta=beta)
             for name, value in self.update(batch, self.draw_noise()).items():
                 seen.setdefault(name, []).append(value)
         return {name: sum(values) / len(values) for name, values in seen.items()}
@@ -205,7 +211,7 @@ class DQN(Agent):
         self.last_batch = batch
         metrics, priority = self.learner.update(self._tensors(batch), noise)
         if not metrics["nonfinite"]:
-            self.replay.update_priorities(batch.rows, priority)
+            self.transitions.update_priorities(batch.rows, priority)
         if self._period.due(self.updates if by_updates else self.clock.agent_steps):
             self.learner.sync()
         return metrics

@@ -51,11 +51,12 @@ class CosineEmbedding(nn.Module):
     def __init__(self, cosines: int, features: int) -> None:
         super().__init__()
         self.linear = nn.Linear(cosines, features)
-        self.register_buffer("multiples", math.pi * torch.arange(cosines), persistent=False)
+        self.register_buffer("multiples", torch.arange(cosines), persistent=False)
 
     def forward(self, tau: Tensor) -> Tensor:
         """[B, N] -> [B, N, features]."""
-        return torch.relu(self.linear(torch.cos(tau[..., None] * self.multiples.to(tau.dtype))))
+        cosines = torch.cos(tau[..., None] * (math.pi * self.multiples.to(tau.dtype)))
+        return torch.relu(self.linear(cosines))
 
 
 class QNetwork(nn.Module):

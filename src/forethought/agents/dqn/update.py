@@ -114,10 +114,12 @@ class Learner:
             shown = torch.stack(
                 [weighted.mean(), error.mean(), goal.mean(), q_taken.mean(), q.max()]
             )
+            # Asked for apart: the projection of C51 clamps an infinite return to a finite one.
+            returns = batch.reward.sum()
         names = ("loss", "td_error_abs", "td_target_mean", "q_mean", "q_max")
         metrics = dict(zip(names, shown.tolist(), strict=True))
         metrics |= {"grad_norm": norm, "lr": self.optimiser.param_groups[0]["lr"]}
-        if not all(map(math.isfinite, metrics.values())):
+        if not all(map(math.isfinite, (*metrics.values(), returns.item()))):
             return metrics | {"nonfinite": 1.0}, error
         self.optimiser.step()
         plain = self.online.values == 1 and self.online.embedding is None
