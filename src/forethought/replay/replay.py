@@ -26,7 +26,7 @@ from forethought.replay.blocks import (
     read_blocks,
 )
 from forethought.replay.checks import check_cover, check_rows, check_streams
-from forethought.replay.rows import Batch, ReplayError, RowSpec
+from forethought.replay.rows import Batch, ReplayError, RowSpec, as_learned
 from forethought.replay.slices import EpisodeSampler, Sampler, TaskSampler, TransitionSampler
 from forethought.replay.stacks import sources, windows
 from forethought.replay.storage import Ints, Storage
@@ -225,7 +225,7 @@ class Replay:
             for leaf in rows.leaves
         }
         nested = unflatten(columns)
-        return Batch(
+        drawn = Batch(
             obs=nested["obs"],
             action=_after_first(nested["action"]),
             reward=columns["reward"][1:],
@@ -234,6 +234,7 @@ class Replay:
             is_first=torch.from_numpy(age == 0).to(self.device),
             extras={name: columns[name] for name in rows.extras},
         )
+        return as_learned(drawn, rows)
 
     def last_draw(self) -> dict[str, Any] | None:
         """Where the slices of the last batch come from; None before the first.
