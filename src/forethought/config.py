@@ -71,6 +71,36 @@ def check_device(key: str, value: str, *, auto: bool) -> None:
     require(bool(ok), key, value, f"one of {names}")
 
 
+ATARI = "atari:"
+"""How the names of Atari tasks begin."""
+
+
+@dataclass(frozen=True)
+class AtariConfig:
+    """How the games of atari: tasks are played; other tasks take none of this."""
+
+    sticky_actions: float | None = None
+    """Probability that a frame repeats the action of the frame before; None is that of the name:
+    0.25, or 0 for NoFrameskip-v4."""
+    full_action_set: bool = False
+    """All 18 actions instead of those that do something in the game."""
+    life_loss: bool = False
+    """In training a lost life ends the future for learning; the game goes on, and its score is that
+    of the whole game. Evaluations never do this."""
+    fire_on_reset: bool = False
+    """Press FIRE for one decision when a game begins."""
+    noop_max: int = 30
+    """A game begins with 1 to so many frames without an action; 0: with none."""
+    clip_rewards: bool = True
+    """Learn from the sign of each reward; reports always have the raw score."""
+
+    def __post_init__(self) -> None:
+        sticky, where = self.sticky_actions, "env.atari."
+        rule = "at least 0 and below 1"
+        require(sticky is None or 0 <= sticky < 1, where + "sticky_actions", sticky, rule)
+        require(self.noop_max >= 0, where + "noop_max", self.noop_max, "at least 0")
+
+
 @dataclass(frozen=True)
 class EnvConfig:
     """The environments that the agent trains and is evaluated in."""
@@ -80,7 +110,7 @@ class EnvConfig:
     workers: bool = False
     """Each environment in its own process."""
     action_repeat: int | None = None
-    """Environment frames per decision; None is the task's own (dmc 2, others 1)."""
+    """Environment frames per decision; None is the task's own (dmc 2, atari 4, others 1)."""
     obs: Literal["pixels", "plain_pixels"] | None = None
     """What the agent sees; None is the task's own. pixels: dmc is drawn, 64 x 64 RGB, others must
     show images themselves. plain_pixels: dmc drawn without shadows and reflections, in an eighth of
@@ -98,6 +128,8 @@ class EnvConfig:
     max_restarts: int | None = None
     """Restarts of one environment in a row, without a finished episode, before the run halts; None
     is 5 with on_env_error restart."""
+    atari: AtariConfig = field(default_factory=AtariConfig)
+    """How the games of atari: tasks are played."""
 
     def __post_init__(self) -> None:
         require(self.num_envs >= 1, "env.num_envs", self.num_envs, "at least 1")
@@ -113,6 +145,25 @@ class EnvConfig:
         for name in ("action_repeat", "max_episode_steps", "eval_max_episode_steps"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"env.{name}", value, "at least 1")
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What a training environment is made with (see envs/tasks.py)."""
+        return {
+            "action_repeat": self.action_repeat,
+            "max_episode_steps": self.max_episode_steps,
+            "obs": self.obs,
+            "atari": self.atari,
+        }
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """The same for an evaluation environment, in which a lost life ends nothing."""
+        return {
+            **self.training,
+            "max_episode_steps": self.eval_max_episode_steps or self.max_episode_steps,
+            "atari": dataclasses.replace(self.atari, life_loss=False),
+        }
 
     @property
     def allowed_restarts(self) -> int:
@@ -287,6 +338,11 @@ class EvalConfig:
     """Agent steps between evaluations; 0 evaluates only at the end."""
     episodes: int = 10
     """Episodes per evaluation; of several tasks (multi:), so many of each."""
+    epsilon: float = 0.0
+    """Probability with which a decision is replaced by a random action."""
+    protocol: Literal["nature", "dopamine"] | None = None
+    """A published way to evaluate in atari: tasks, which decides the number of episodes or steps,
+    their limit, epsilon, sticky actions and no-ops (docs/atari.md); None is as these keys say."""
     video_every_evaluations: int = 0
     """Film the first episode of the first evaluation and of every n-th after it, into videos/;
     0 films none. It is played again for that, so nothing else changes."""
@@ -295,6 +351,13 @@ class EvalConfig:
         every = self.every_agent_steps
         require(every >= 0, "eval.every_agent_steps", every, "at least 0")
         require(self.episodes >= 1, "eval.episodes", self.episodes, "at least 1")
+        epsilon = self.epsilon
+        require(0 <= epsilon <= 1, "eval.epsilon", epsilon, "between 0 and 1")
+        if self.protocol is not None:
+            for key in ("episodes", "epsilon"):
+                value, default = getattr(self, key), EvalConfig.__dataclass_fields__[key].default
+                rule = f"left out: eval.protocol {self.protocol} decides it"
+                require(value == default, f"eval.{key}", value, rule)
         every = self.video_every_evaluations
         require(every >= 0, "eval.video_every_evaluations", every, "at least 0")
 
@@ -353,6 +416,12 @@ IDLE_OFFLINE = {
     "track.every_agent_steps": "offline.log_every_updates",
 }
 """Keys without effect in an offline run, and what takes their place there."""
+
+
+ONLY_ATARI = ("env.atari", "eval.protocol")
+"""Keys that mean something in atari: tasks alone."""
+IDLE_WITH_PROTOCOL = ("eval.episodes", "eval.epsilon", "env.eval_max_episode_steps")
+"""Keys without effect under a protocol of evaluation."""
 
 
 @dataclass(frozen=True)
@@ -446,8 +515,14 @@ class RunConfig:
             return dataclasses.replace(self, offline=longer)
         return dataclasses.replace(self, steps=total)
 
+    @property
+    def is_atari(self) -> bool:
+        """Whether its task is a game of the Atari 2600."""
+        return self.task.startswith(ATARI)
+
     def __post_init__(self) -> None:
         self._refuse_idle()
+        self._check_protocol()
         require(self.seed >= 0, "seed", self.seed, "at least 0")
         require(self.steps >= 1, "steps", self.steps, "at least 1")
         check_device("device", self.device, auto=True)
@@ -460,6 +535,19 @@ class RunConfig:
         require(capacity >= batch * (horizon + 1), key, capacity, rule)
         rule = f"at least env.num_envs x (agent.horizon + 1) = {envs * (horizon + 1)}"
         require(capacity >= envs * (horizon + 1), key, capacity, rule)
+
+    def _check_protocol(self) -> None:
+        """What is for Atari has no effect elsewhere, and a protocol sets the limit itself."""
+        if not self.is_atari:
+            rule = f"left out: {self.task} is no {ATARI} task"
+            for key, value in to_dict(self.env.atari).items():
+                default = getattr(AtariConfig(), key)
+                require(value == default, f"env.atari.{key}", value, rule)
+            require(self.eval.protocol is None, "eval.protocol", self.eval.protocol, rule)
+        if self.eval.protocol is not None:
+            limit, key = self.env.eval_max_episode_steps, "env.eval_max_episode_steps"
+            rule = f"left out: eval.protocol {self.eval.protocol} decides it"
+            require(limit is None, key, limit, rule)
 
     def _refuse_idle(self) -> None:
         """What has no effect in an offline run must have its default value."""
@@ -486,7 +574,7 @@ def build_run_config(
 
     A layer has the shape of a run's config.yaml, or any part of it. Its `agent_name` must be this
     agent, for its `agent` group would mean nothing to another; its `task` gives way to `task`. What
-    layers say of offline runs (presets do) is dropped where the run is none.
+    layers say of offline runs or of Atari (presets do) is dropped where the run is none.
     """
     every = list(layers)
     if all(_inside(own, "offline.data", None) is None for own in every):
@@ -494,6 +582,11 @@ def build_run_config(
             {k: v for k, v in own.items() if k != "offline" or not isinstance(v, Mapping)}
             for own in every
         ]
+    if not task.startswith(ATARI):
+        every = [layer({}, own) for own in every]
+        for own in every:
+            for key in ONLY_ATARI:
+                _drop(own, key)
     data = merge(agent_config_class, every)
     named = data.pop("agent_name", agent_name)
     require(named == agent_name, "agent_name", named, f"{agent_name}, the agent of this run")
@@ -505,16 +598,17 @@ def build_run_config(
     return config
 
 
-def refuse_idle_offline(config: RunConfig, said: Mapping[str, Any]) -> None:
-    """What a person, and no preset, says of offline runs must not be without effect."""
-    if config.is_offline:
-        return
-    defaults = to_dict(OfflineConfig())
+def refuse_idle_groups(config: RunConfig, said: Mapping[str, Any]) -> None:
+    """What a person, and no preset, says of offline runs or of Atari must not be without effect."""
+    defaults = flatten({"offline": to_dict(OfflineConfig()), "env": to_dict(EnvConfig())})
     for key, value in flatten(said).items():
-        group, _, name = key.partition(".")
-        if group == "offline":
+        if key.startswith("offline.") and not config.is_offline:
             rule = "left out: it has no effect without offline.data"
-            require(value == defaults.get(name), key, value, rule)
+        elif key.startswith(ONLY_ATARI) and not config.is_atari:
+            rule = f"left out: {config.task} is no {ATARI} task"
+        else:
+            continue
+        require(value == defaults.get(key), key, value, rule)
 
 
 def check_options(
@@ -725,6 +819,9 @@ def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, A
     for override in layers:
         if _inside(override, "offline.data", None) is not None:
             for key in IDLE_OFFLINE:
+                _drop(merged, key)
+        if _inside(override, "eval.protocol", None) is not None:
+            for key in IDLE_WITH_PROTOCOL:
                 _drop(merged, key)
         agent = override.get("agent")
         for (switch, value), keys in idle.items():

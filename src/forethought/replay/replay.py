@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forethought.config import EpisodeReplayConfig, ReplayConfig
 from forethought.replay.ring_replay import RingReplay
-from forethought.replay.rows import Batch
+from forethought.replay.rows import Batch, as_learned
 from forethought.replay.slices import EpisodeSampler, Sampler, TaskSampler, TransitionSampler
 from forethought.replay.stacks import sources, windows
 from forethought.replay.storage import Ints
@@ -63,7 +63,7 @@ class Replay(RingReplay):
             for leaf in rows.leaves
         }
         nested = unflatten(columns)
-        return Batch(
+        drawn = Batch(
             obs=nested["obs"],
             action=_after_first(nested["action"]),
             reward=columns["reward"][1:],
@@ -72,6 +72,7 @@ class Replay(RingReplay):
             is_first=torch.from_numpy(age == 0).to(self.device),
             extras={name: columns[name] for name in rows.extras},
         )
+        return as_learned(drawn, rows)
 
     def _gather_stack(self, path: str, streams: Ints, starts: Ints, age: Ints) -> Tensor:
         """Stacks [L, B, frames, ...]; each frame is gathered once, then seen through windows."""

@@ -111,8 +111,7 @@ def record(
             min(episodes, PARALLEL_ENVS),
             keep,
             timeout_seconds=player.env.timeout_seconds,
-            action_repeat=player.env.action_repeat,
-            max_episode_steps=player.env.max_episode_steps,
+            **player.env.training,
         )
         try:
             streams = Streams(seed)

@@ -17,6 +17,7 @@ from forethought import files
 from forethought.clock import Clock, Every, UpdateBudget
 from forethought.config import RunConfig, to_dict
 from forethought.envs.multi import task_names
+from forethought.envs.protocols import human_normalised
 from forethought.files import FileError, reach
 from forethought.tracking import RunDirectory, Sink, Tracker
 from forethought.training.build import Parts, seed_phase
@@ -45,10 +46,19 @@ class Trainer:
         self.random_agent_steps = self.seed_phase[0] if config.train.seed_policy == "random" else 0
         """Of the seed phase, those that random actions play."""
         self.budget = self.make_budget()
-        names = task_names(spec)
-        self.tracker = Tracker(run, sinks, self.clock, self.agent.metric_names, tasks=names)
+        names, human = task_names(spec), human_normalised(config.task, 0.0) is not None
+        self.tracker = Tracker(
+            run, sinks, self.clock, self.agent.metric_names, tasks=names, human=human
+        )
         self.collector = self.make_collector()
-        self.evaluator = Evaluator(config.task, config.env, parts.streams, config.eval.episodes)
+        self.evaluator = Evaluator(
+            config.task,
+            config.env,
+            parts.streams,
+            config.eval.episodes,
+            protocol=config.eval.protocol,
+            epsilon=config.eval.epsilon,
+        )
         self.videos = EvaluationVideos(config, self.tracker)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, to_dict(config))
         self.gates = Gates()

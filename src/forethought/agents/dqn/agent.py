@@ -176,7 +176,7 @@ class DQN(Agent):
             self.device,
             stack=self.stack,
             stack_pad=STACK_PAD,
-            clip_rewards=getattr(self.spec, "sign_rewards", False),
+            clip_rewards=self.spec.sign_rewards,
             cut=LIFE_LOST if cut else None,
         )
 
