@@ -35,7 +35,7 @@ from forethought.config import ConfigError, ForethoughtError, ReplayConfig
 from forethought.nets.health import health
 from forethought.nets.optimisers import optimiser_tensors, restore_optimiser
 from forethought.replay import NStepBatch, NStepReplay, replay_metric_names
-from forethought.replay.rows import RowSpec
+from forethought.replay.rows import LIFE_LOST, RowSpec
 from forethought.replay.stacks import FrameStacker
 from forethought.seeding import Streams, numpy_state, restore_numpy
 from forethought.spaces import nested
@@ -45,8 +45,6 @@ from forethought.spaces.spec import EnvSpec
 
 STACK_PAD = "zeros"
 """What lies before an episode's first frame, in acting and in replay."""
-LIFE_LOST = "life_lost"
-"""The column by which a task says that a lost life cuts the future, though the game goes on."""
 
 
 class DQN(Agent):
