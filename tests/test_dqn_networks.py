@@ -50,7 +50,11 @@ CASES = {
         {"network": {"kind": "impala", "width": 1, "spectral_norm": False, "pool_cells": None}},
         (4, 21, 25),
     ),
-    "minatar": (image_spec((10, 10, 4), dtype=np.bool_), {"network": {"kind": "auto"}}, (10, 10, 4)),
+    "minatar": (
+        image_spec((10, 10, 4), dtype=np.bool_),
+        {"network": {"kind": "auto"}},
+        (10, 10, 4),
+    ),
     "mlp": (vector_spec(), {}, (5,)),
 }
 
@@ -116,9 +120,7 @@ def test_confirmed_dueling_takes_off_the_mean_not_the_maximum():
     value = network.value(features, None)  # [4, 1]
     advantage = network.advantage(features, None)  # [4, 3]
     torch.testing.assert_close((q - value).mean(1), torch.zeros(4).double())
-    wanted = [
-        slow.dueling(v.item(), a.tolist()) for v, a in zip(value, advantage, strict=True)
-    ]
+    wanted = [slow.dueling(v.item(), a.tolist()) for v, a in zip(value, advantage, strict=True)]
     np.testing.assert_allclose(q.detach(), wanted, rtol=1e-9, atol=1e-12)
 
 

@@ -26,7 +26,7 @@ def toggles(*names, task="atari:Pong"):
 
 def test_there_is_a_preset_for_each_member_of_the_family():
     wanted = "100k btr c51 dopamine iqn minatar modern nature_code nature_text qr rainbow"
-    assert FAMILY == [f"dqn_{name}" for name in wanted.split()]
+    assert [f"dqn_{name}" for name in wanted.split()] == FAMILY
 
 
 PLAIN = {
@@ -138,7 +138,10 @@ def test_without_a_preset_a_run_learns_every_fourth_step_from_uniform_replay():
             "agent.optimiser.decay belongs to agent.optimiser of kind deepmind_rmsprop",
         ),
         ({"noisy": {"sigma": 0.1}}, "agent.noisy.sigma belongs to agent.noisy of kind factorised"),
-        ({"distribution": {"kind": "qr", "atoms": 51}}, "belongs to agent.distribution of kind c51"),
+        (
+            {"distribution": {"kind": "qr", "atoms": 51}},
+            "belongs to agent.distribution of kind c51",
+        ),
         ({"network": {"kind": "nature", "spectral_norm": True}}, "of kind impala"),
         ({"target": {"kind": "updates", "period_agent_steps": 8}}, "of kind agent_steps"),
         ({"epsilon": {"kind": "none", "end": 0.1}}, "belongs to agent.epsilon of kind linear"),
@@ -161,12 +164,12 @@ def test_finding_19_the_paper_s_preset_refuses_an_option_of_another_optimiser(re
     assert "adam_eps" in said
     with pytest.raises(ConfigError, match=r"no key agent.optimiser.adam_eps"):
         run("dqn_nature_code", agent={"optimiser": {"adam_eps": 1.5e-4}})
-    with pytest.raises(ConfigError, match="agent.optimiser.decay belongs to"):
+    with pytest.raises(ConfigError, match=r"agent\.optimiser\.decay belongs to"):
         run("dqn_dopamine", agent={"optimiser": {"decay": 0.95}})
 
 
 def test_finding_20_uniform_replay_refuses_what_is_for_priorities():
-    with pytest.raises(ConfigError, match="replay.alpha belongs to replay of kind prioritized"):
+    with pytest.raises(ConfigError, match=r"replay\.alpha belongs to replay of kind"):
         run("dqn_nature_code", replay={"alpha": 0.6})
 
 

@@ -56,7 +56,8 @@ def test_confirmed_double_chooses_by_the_online_and_values_by_the_target_network
     target = values(learner.target, batch.next_obs)[..., 0].tolist()
     chosen = [slow.best(q) for q in (online if double else target)]
     wanted = [
-        r + d * q[a] for r, d, q, a in zip(batch.reward, batch.discount, target, chosen, strict=True)
+        r + d * q[a]
+        for r, d, q, a in zip(batch.reward, batch.discount, target, chosen, strict=True)
     ]
     same(ours[:, 0], wanted)
     others = [slow.best(q) for q in (target if double else online)]

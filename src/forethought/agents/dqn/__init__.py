@@ -1,8 +1,9 @@
 """The DQN family: every part a toggle, from Nature DQN to Rainbow and beyond.
 
-config.py    options                  update.py    one gradient step, in the papers' order
-targets.py   the formulas alone       networks.py  images or vectors to features; heads.py, Q of them
-act.py       acting and epsilon       agent.py     the agent: replay, optimiser, save and load
+update.py    one gradient step, in the papers' order    targets.py   its formulas alone
+networks.py  images or vectors to features              heads.py     from features to values
+act.py       acting and epsilon                         config.py    options
+agent.py     the agent: replay, optimiser, save and load
 """
 
 from __future__ import annotations

@@ -351,6 +351,7 @@ class DQNConfig:
     frames: int | None = None
     """Last images seen together, each stored once; None is 4 for a camera's pictures (bytes with
     1 or 3 channels), else 1."""
+
     def __post_init__(self) -> None:
         def check(name: str, condition: bool, rule: str) -> None:
             require(condition, f"agent.{name}", getattr(self, name), rule)
