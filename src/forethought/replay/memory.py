@@ -56,7 +56,7 @@ def _check(row_bytes: float, envs: int, capacity_rows: int, free: int | None, wh
     need = int(row_bytes * capacity_rows)
     if free is None or need <= HEADROOM * free:
         return
-    per_env = int(HEADROOM * free / (row_bytes * envs))
+    per_env = int(int(HEADROOM * free) // (row_bytes * envs))
     raise ConfigError(
         f"replay.capacity_rows is {capacity_rows}, which takes {words(need)} "
         f"({words(int(row_bytes))} a row), but {words(free)} are free on {where}; "

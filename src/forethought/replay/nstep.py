@@ -195,14 +195,17 @@ class NStepReplay(RingReplay):
                 columns[leaf.path] = self._gather(leaf.path, streams, both)
         nested = unflatten(columns)
         discount = self._powers.take(steps) * ~terminated
+        # Made one array, so that one transfer brings them all.
+        numbers = np.array([reward, discount, weights, terminated], np.float32)
+        there = torch.from_numpy(numbers).to(self.device).unbind()
         return NStepBatch(
             both_obs=nested["obs"],
             action=nested["action"],
-            reward=self._floats(reward),
-            discount=self._floats(discount),
-            weights=self._floats(weights),
+            reward=there[0],
+            discount=there[1],
+            weights=there[2],
             steps=torch.from_numpy(steps).to(self.device),
-            terminated=self._floats(terminated),
+            terminated=there[3],
             rows=torch.from_numpy(np.stack([streams, starts])),
             both_extras={name: columns[name] for name in self.row_spec.extras},
         )
@@ -237,14 +240,14 @@ class NStepReplay(RingReplay):
                 streams, starts, storage.age.take(slots).astype(np.int64)
             )
             newest = np.array(storage.written).take(streams) - 1
-            reward = storage.columns.gather("reward", storage.slots(streams, starts + 1))
+            first_rows = storage.slots(streams, starts + 1)
             looks.append(
                 Look(
                     slots=slots,
                     age_agent_steps=(newest - starts - steps) * self.num_envs,
                     weights=self._weights(slots, beta),
                     terminated=terminated,
-                    reward=reward.cpu().numpy(),
+                    reward=storage.columns.gather_array("reward", first_rows),
                 )
             )
         prioritized = isinstance(self._starts, PrioritizedStarts)
@@ -271,24 +274,22 @@ class NStepReplay(RingReplay):
         rows = starts + self._ahead  # [n, B]
         slots = storage.slots(streams, rows)
         # A row k further on is of the same episode if it is k older. Where nothing was written yet
-        # lies an older row or none at all.
+        # lies an older row or none at all; the first row, which is always there, is read instead.
         going = rows < np.array(storage.written).take(streams)
         going &= storage.age.take(slots) == age + self._ahead
-        cut = self._flags("terminated", slots)
+        slots = np.where(going, slots, slots[0])
+        cut = storage.columns.gather_array("terminated", slots)
         if self.cut is not None:
-            cut |= self._flags(self.cut, slots)
+            cut = cut | storage.columns.gather_array(self.cut, slots).astype(np.bool_)
         # Up to the first row that cuts, that row included.
         going &= np.cumsum(cut, axis=0) - cut == 0
         steps = going.sum(axis=0)
-        reward = storage.columns.gather("reward", slots).cpu().numpy().astype(np.float64)
+        reward = storage.columns.gather_array("reward", slots).astype(np.float64)
         if self.clip_rewards:
             reward = np.sign(reward)
         total = (self._powers[:-1, None] * np.where(going, reward, 0.0)).sum(axis=0)
         ended = cut[steps - 1, np.arange(len(steps))]
         return total, steps, ended
-
-    def _flags(self, column: str, slots: Ints) -> NDArray[np.bool_]:
-        return self._storage.columns.gather(column, slots).cpu().numpy().astype(np.bool_)
 
     def _gather(self, path: str, streams: Ints, rows: Ints) -> Tensor:
         slots = self._storage.slots(streams, rows)
@@ -301,9 +302,6 @@ class NStepReplay(RingReplay):
         if self.row_spec.stack_pad == "zeros" and blank.any():
             stacks[torch.from_numpy(blank.copy()).to(self.device)] = 0
         return stacks
-
-    def _floats(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values.astype(np.float32)).to(self.device)
 
 
 LOOKED_AT = 2048

@@ -30,11 +30,14 @@ Ints = NDArray[np.int64]
 
 
 class Columns(Protocol):
-    """Where the columns live. Slots are numbered over all streams."""
+    """Where the columns live. Slots are numbered over all streams. `gather` gives a batch where the
+    columns are, `gather_array` numbers in main memory, to compute indices with."""
 
     def write(self, name: str, slot: int, value: NDArray[Any]) -> None: ...
 
     def gather(self, name: str, slots: Ints) -> Tensor: ...
+
+    def gather_array(self, name: str, slots: Ints) -> NDArray[Any]: ...
 
     def fill(self, name: str, slots: Ints, values: Tensor) -> None: ...
 
@@ -53,6 +56,9 @@ class HostColumns:
 
     def gather(self, name: str, slots: Ints) -> Tensor:
         return torch.from_numpy(self.arrays[name].take(slots, axis=0))
+
+    def gather_array(self, name: str, slots: Ints) -> NDArray[Any]:
+        return self.arrays[name].take(slots, axis=0)
 
     def fill(self, name: str, slots: Ints, values: Tensor) -> None:
         self.arrays[name][slots] = values.numpy()
@@ -102,6 +108,9 @@ class DeviceColumns:
         index = torch.from_numpy(slots.reshape(-1)).to(self.device)
         column = self.tensors[name]
         return column.index_select(0, index).reshape(*slots.shape, *column.shape[1:])
+
+    def gather_array(self, name: str, slots: Ints) -> NDArray[Any]:
+        return self.gather(name, slots).cpu().numpy()
 
     def fill(self, name: str, slots: Ints, values: Tensor) -> None:
         self.tensors[name][torch.from_numpy(slots).to(self.device)] = values.to(self.device)
