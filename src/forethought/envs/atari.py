@@ -35,8 +35,8 @@ pooyan private_eye qbert riverraid road_runner robotank seaquest sir_lancelot sk
 space_invaders space_war star_gunner superman surround tennis tetris tic_tac_toe_3d time_pilot
 trondead turmoil tutankham up_n_down venture video_checkers video_chess video_cube
 video_pinball wizard_of_wor word_zapper yars_revenge zaxxon
-""".split()
-ROMS = {rom.title().replace("_", ""): rom for rom in GAMES}
+"""
+ROMS = {rom.title().replace("_", ""): rom for rom in GAMES.split()}
 """ALE's name of a game by gymnasium's."""
 
 

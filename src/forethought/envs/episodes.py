@@ -18,7 +18,6 @@ from forethought.config import ForethoughtError
 from forethought.envs import EnvError, VectorEnv, multi
 from forethought.spaces import EnvSpec, Structure, nested, random_action
 
-
 MOST_FAILURES = 30
 """Failed episodes after which none are begun any more, where steps are counted and not episodes."""
 

@@ -1,8 +1,9 @@
 """Evaluation: episodes of an agent, or of random play, in environments and streams of their own.
 
 The seeds of evaluation k come from the streams ("eval", k, episode), the agent's noise from
-("eval-planner", k) and the random actions of an epsilon from ("eval-epsilon", k), never from a training stream. Evaluation 0 is random play, the yardstick that
-stands beside every result; the agent's evaluations count from 1.
+("eval-planner", k) and the random actions of an epsilon from ("eval-epsilon", k), never from a
+training stream. Evaluation 0 is random play, the yardstick that stands beside every result; the
+agent's evaluations count from 1.
 """
 
 from __future__ import annotations

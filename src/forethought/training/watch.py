@@ -94,8 +94,8 @@ def film(
     polls: dict[str, Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Played:
-    """Plays one episode per seed into a video, in an environment `made_with` these options; `number`
-    is the place of the task among several, `options` are those of the vector.
+    """Plays one episode per seed into a video, in an environment that is `made_with` these options;
+    `number` is the place of the task among several, `options` are those of the vector.
 
     Below each picture stand the title, and how far the episode is.
     """
