@@ -20,7 +20,7 @@ from forethought.envs import EnvError
 from forethought.tracking import RunDirectory, read_rows
 from forethought.training.build import load_agent
 from forethought.training.loop import resume_run, train_run
-from tests.dqn_agents import DISTRIBUTIONS, dqn_run
+from tests.dqn.small_agents import DISTRIBUTIONS, dqn_run
 from tests.stub_agent import give_scores, training_record
 from tests.stubs import CounterEnv
 from tests.tracking_stubs import FakeWandb

@@ -10,7 +10,7 @@ from forethought.agents.dqn import targets
 from forethought.nets.noisy import NoisyLinear
 from forethought.nets.optimisers import DeepMindRMSProp
 from forethought.nets.spectral import SpectralConv2d
-from tests import reference_dqn as slow
+from tests.dqn import formula_reference as slow
 
 RNG = np.random.default_rng(6)
 B, A, N = 7, 4, 5

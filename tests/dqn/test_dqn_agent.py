@@ -16,7 +16,7 @@ from forethought.agents.dqn.heads import QNetwork
 from forethought.clock import Clock
 from forethought.config import ConfigError, ForethoughtError
 from forethought.spaces.spec import Column
-from tests.dqn_agents import (
+from tests.dqn.small_agents import (
     ACTIONS,
     DISTRIBUTIONS,
     OBS,

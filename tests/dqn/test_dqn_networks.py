@@ -10,8 +10,8 @@ from forethought.agents.dqn.networks import Pixels, network_for
 from forethought.config import ConfigError
 from forethought.nets.noisy import draw_noise
 from forethought.spaces.images import image_of
-from tests import reference_dqn as slow
-from tests.dqn_agents import DISTRIBUTIONS, image_spec, make_network, options, vector_spec
+from tests.dqn import formula_reference as slow
+from tests.dqn.small_agents import DISTRIBUTIONS, image_spec, make_network, options, vector_spec
 
 NATURE = {"network": {"kind": "nature"}}
 BTR = {"network": {"kind": "impala", "width": 1}}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from forethought.agents.dqn.update import draw_update_noise
-from tests import reference_dqn as slow
-from tests.dqn_agents import (
+from tests.dqn import formula_reference as slow
+from tests.dqn.small_agents import (
     ACTIONS,
     DISTRIBUTIONS,
     make_learner,
