@@ -29,7 +29,7 @@ def test_huber_is_the_paper_s_clipped_error():
     near(targets.huber(u).detach(), [slow.huber(x) for x in u.tolist()])
     near(targets.huber(u, 0.5).detach(), [slow.huber(x, 0.5) for x in u.tolist()])
     targets.huber(u).sum().backward()
-    near(u.grad, np.clip(u.detach(), -1, 1))
+    near(u.grad, u.detach().clamp(-1, 1))
 
 
 def test_action_gather_takes_the_taken_action_not_the_best():
@@ -110,11 +110,11 @@ def test_quantiles_of_a_known_distribution_are_a_minimum_of_the_qr_loss():
     goal = torch.arange(1.0, 101.0, dtype=torch.float64)[None] / 100  # uniform on (0, 1]
     theta = torch.full((1, 4), 0.5, dtype=torch.float64, requires_grad=True)
     tau = targets.midpoints(4, theta.detach())
-    for _ in range(3000):
+    for _ in range(500):
         loss = targets.quantile_huber(theta, goal, tau, 0.001).sum()
         (gradient,) = torch.autograd.grad(loss, theta)
         with torch.no_grad():
-            theta -= 0.002 * gradient
+            theta -= 0.01 * gradient
     np.testing.assert_allclose(theta.detach()[0], [0.125, 0.375, 0.625, 0.875], atol=0.02)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from importlib.machinery import ModuleSpec
 from itertools import count
 from typing import Any
 
@@ -17,6 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from forethought import files
 from forethought.agents.dqn.update import METRICS, Learner
 from forethought.envs import EnvError
+from forethought.spaces import Column
 from forethought.tracking import RunDirectory, read_rows
 from forethought.training.build import load_agent
 from forethought.training.loop import resume_run, train_run
@@ -68,8 +70,6 @@ class MovingDot(CounterEnv):
 class MaskedEnv(CounterEnv):
     """Only action t mod 3 is legal after t steps; another one raises."""
 
-    from forethought.spaces import Column
-
     columns = (Column("action_mask", (3,), np.dtype(np.bool_), "action_mask"),)
 
     def __init__(self) -> None:
@@ -99,6 +99,7 @@ def _registered(monkeypatch):
 @pytest.fixture
 def logged(tmp_path, monkeypatch):
     fake = FakeWandb()
+    fake.__spec__ = ModuleSpec("wandb", None)  # by which a run asks whether it is installed
     monkeypatch.setitem(sys.modules, "wandb", fake)
     config = dqn_run(
         steps=3000,
@@ -233,7 +234,8 @@ RUNS = {
             "batch_size": 4,
         },
         "replay": {"kind": "prioritized", "alpha": 0.2},
-        "steps": 320,
+        "train": {"updates_per_agent_step": 0.1},
+        "steps": 280,
     },
 }
 
@@ -256,7 +258,7 @@ def test_a_run_killed_in_the_middle_goes_on_exactly(name, tmp_path, monkeypatch)
 
 
 def test_finding_4_a_seed_decides_the_run_and_evaluations_do_not(tmp_path):
-    layers = {**RUNS["rainbow"], "steps": 250}
+    layers = {**RUNS["rainbow"], "steps": 180, "train": {"checkpoint_every_agent_steps": 0}}
 
     def record(name, **more):
         run = train_run(dqn_run(**{**layers, **more}), tmp_path / name)
