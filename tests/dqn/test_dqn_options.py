@@ -145,7 +145,10 @@ def test_without_a_preset_a_run_learns_every_fourth_step_from_uniform_replay():
         ({"network": {"kind": "nature", "spectral_norm": True}}, "of kind impala"),
         ({"target": {"kind": "updates", "period_agent_steps": 8}}, "of kind agent_steps"),
         ({"epsilon": {"kind": "none", "end": 0.1}}, "belongs to agent.epsilon of kind linear"),
-        ({"epsilon": {"off_after_agent_steps": 5}}, "must be at least agent.epsilon.decay"),
+        (
+            {"epsilon": {"kind": "linear", "off_after_agent_steps": 5}},
+            "must be at least agent.epsilon.decay",
+        ),
         ({"n_step": 0}, "agent.n_step is 0, but must be at least 1"),
         ({"gamma": 1.5}, "agent.gamma is 1.5"),
         ({"distribution": {"kind": "c51", "v_min": 10}}, "must be below agent.distribution.v_max"),

@@ -105,7 +105,7 @@ def logged(tmp_path, monkeypatch):
         steps=3000,
         env={"num_envs": 2, "action_repeat": 2},
         train={"seed_agent_steps": 500},
-        agent={"epsilon": {"decay_agent_steps": 1000}},
+        agent={"epsilon": {"kind": "linear", "decay_agent_steps": 1000}},
         eval={"every_agent_steps": 0},
         track={"every_agent_steps": 1000, "wandb": True},
         replay={"kind": "prioritized", "diagnostics_every_agent_steps": 1000},
@@ -216,7 +216,7 @@ RUNS = {
         "agent": {
             "network": {"kind": "minatar", "channels": 4},
             "optimiser": {"kind": "deepmind_rmsprop"},
-            "epsilon": {"decay_agent_steps": 150},
+            "epsilon": {"kind": "linear", "decay_agent_steps": 150},
             "target": {"kind": "agent_steps", "period_agent_steps": 60},
         },
     },
@@ -288,7 +288,9 @@ def test_every_member_learns_to_name_what_it_sees(name, tmp_path):
     """Ten namings an episode: 10 is perfect, chance is -3.3."""
     agent = {
         "optimiser": {"kind": "adam", "lr": 3e-3},
-        "epsilon": {"kind": "none"} if "noisy" in LEARNS[name] else {"decay_agent_steps": 400},
+        "epsilon": {"kind": "none"}
+        if "noisy" in LEARNS[name]
+        else {"kind": "linear", "decay_agent_steps": 400},
         "batch_size": 32,
         "gamma": 0.5,
         "target": {"kind": "updates", "period_updates": 20},

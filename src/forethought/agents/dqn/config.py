@@ -189,6 +189,13 @@ class FactorisedNoise:
 
 
 @dataclass(frozen=True)
+class AutoEpsilon:
+    """linear with its defaults, but none beside noisy layers, which explore by themselves."""
+
+    kind: ClassVar[str] = "auto"
+
+
+@dataclass(frozen=True)
 class LinearEpsilon:
     """Random actions with a probability that falls; its clock starts when the warm-up ends."""
 
@@ -324,9 +331,8 @@ class DQNConfig:
     """What is learned of the return: its expectation, or its distribution."""
     noisy: NoNoise | FactorisedNoise = field(default_factory=NoNoise)
     """Exploration by noisy layers."""
-    epsilon: LinearEpsilon | NoEpsilon | None = None
-    """Exploration by random actions; None: linear with its defaults, and none beside noisy
-    layers."""
+    epsilon: AutoEpsilon | LinearEpsilon | NoEpsilon = field(default_factory=AutoEpsilon)
+    """Exploration by random actions; auto is linear, and none beside noisy layers."""
     optimiser: Adam | RMSProp = field(default_factory=Adam)
     """Gradient steps."""
     target: SyncByAgentSteps | SyncByUpdates = field(default_factory=SyncByAgentSteps)
@@ -374,6 +380,6 @@ class DQNConfig:
     @property
     def exploration(self) -> LinearEpsilon | NoEpsilon:
         """Random actions beside noisy layers only where they are asked for."""
-        if self.epsilon is not None:
+        if not isinstance(self.epsilon, AutoEpsilon):
             return self.epsilon
         return NoEpsilon() if isinstance(self.noisy, FactorisedNoise) else LinearEpsilon()
