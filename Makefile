@@ -53,6 +53,7 @@ bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
 	$(PY) benchmarks/replay_speed.py
 	$(PY) benchmarks/per_speed.py --atari
 	$(PY) benchmarks/offline_speed.py
+	$(PY) benchmarks/atari_env_speed.py
 	$(PY) benchmarks/categorical_speed.py
 
 learn: setup  ## the learning runs behind docs/results (hours)
