@@ -25,7 +25,7 @@ def toggles(*names, task="atari:Pong"):
 
 
 def test_there_is_a_preset_for_each_member_of_the_family():
-    wanted = "100k btr c51 dopamine iqn minatar modern nature_code nature_text qr rainbow"
+    wanted = "100k btr c51 dopamine iqn minatar modern nature_code nature_text qr rainbow small"
     assert [f"dqn_{name}" for name in wanted.split()] == FAMILY
 
 
@@ -84,6 +84,10 @@ def test_minatar_keeps_the_parts_of_the_preset_before_it(name):
         assert epsilon.kind == "none", "noisy layers get no epsilon beside them"
     else:
         assert epsilon.decay_agent_steps == 100_000
+
+
+def test_small_is_double_dqn_on_vectors():
+    assert toggles("dqn_small") == {**PLAIN, "double": True, "network": "mlp"}
 
 
 def test_minatar_alone_is_plain():
