@@ -55,6 +55,7 @@ bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
 	$(PY) benchmarks/offline_speed.py
 	$(PY) benchmarks/atari_env_speed.py
 	$(PY) benchmarks/categorical_speed.py
+	$(PY) benchmarks/dqn_speed.py
 
 learn: setup  ## the learning runs behind docs/results (hours)
 	$(PY) benchmarks/learning.py
