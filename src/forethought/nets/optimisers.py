@@ -42,12 +42,12 @@ class DeepMindRMSProp(torch.optim.Optimizer):
         """One step along the gradients that there are."""
         for group in self.param_groups:
             weights: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            dw: list[Tensor] = [p.grad for p in weights if p.grad is not None]
             if not weights:
                 continue
             for p in weights:
                 if not self.state[p]:
                     self.state[p] = {key: torch.zeros_like(p) for key in sorted(self.remembers)}
-            dw = [p.grad for p in weights]
             g = [self.state[p]["grad_avg"] for p in weights]
             g2 = [self.state[p]["square_avg"] for p in weights]
             keep = 1 - group["decay"]

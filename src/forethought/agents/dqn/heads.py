@@ -76,7 +76,9 @@ class QNetwork(nn.Module):
             self.values = kind.atoms
         elif isinstance(kind, QR):
             self.values = kind.quantiles
-        self.embedding = CosineEmbedding(kind.cosines, trunk.features) if _is_iqn(kind) else None
+        self.embedding: CosineEmbedding | None = None
+        if isinstance(kind, IQN):
+            self.embedding = CosineEmbedding(kind.cosines, trunk.features)
         sigma = config.noisy.sigma if isinstance(config.noisy, FactorisedNoise) else None
         units = trunk.hidden_units
 
@@ -146,10 +148,6 @@ class QNetwork(nn.Module):
             if part is not None
         }
         return counts | {"total": sum(counts.values())}
-
-
-def _is_iqn(kind: object) -> bool:
-    return isinstance(kind, IQN)
 
 
 def _per_tau(factor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ Termination (and a lost life, where the task says so) makes the discount 0; trun
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -71,13 +71,20 @@ def draw_update_noise(
     def layers() -> NetNoise | None:
         return draw_noise(network.noisy_layers, generator) or None
 
-    noise = [layers() for _ in range(3)]
+    def fractions(count: int) -> Tensor:
+        return torch.rand(rows, count, generator=generator, device=generator.device)
+
+    noise = UpdateNoise(online=layers(), select=layers(), target=layers())
     kind = config.distribution
     if not isinstance(kind, IQN):
-        return UpdateNoise(*noise)
-    counts = (kind.taus, kind.target_taus, kind.policy_taus, kind.policy_taus)
-    taus = [torch.rand(rows, n, generator=generator, device=generator.device) for n in counts]
-    return UpdateNoise(*noise, *taus)
+        return noise
+    return replace(
+        noise,
+        tau=fractions(kind.taus),
+        target_tau=fractions(kind.target_taus),
+        select_tau=fractions(kind.policy_taus),
+        now_tau=fractions(kind.policy_taus),
+    )
 
 
 class Learner:
