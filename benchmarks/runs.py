@@ -63,5 +63,5 @@ def origin(run: Path) -> dict[str, Any]:
     directory = RunDirectory.open(run)
     return {
         "commit": directory.run_json.get("git_commit"),
-        "compile": directory.config()["agent"]["compile"],
+        "compile": directory.config()["agent"].get("compile"),
     }

@@ -105,6 +105,7 @@ COMMANDS = [
     ["--help"],
     ["train", "--help"],
     ["train", "tdmpc2", "--help"],
+    ["train", "dqn", "--help"],
     ["watch", "--help"],
     ["doctor", "--help"],
     ["data", "--help"],

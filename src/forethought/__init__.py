@@ -41,13 +41,16 @@ def make_env(task: str, num_envs: int = 1, seed: int = 0, **options: Any) -> Vec
 
     `seed` decides all episodes that are reset without a seed of their own. `options`: `workers`
     (each environment in its own process), `action_repeat` (frames per decision),
-    `max_episode_steps` (decisions), `obs` ("pixels" draws dmc tasks), `render_mode` and
-    `timeout_seconds` (of one reset or step).
+    `max_episode_steps` (decisions), `obs` ("pixels" draws dmc tasks), `atari` (a dict of what
+    env.atari holds), `render_mode` and `timeout_seconds` (of one reset or step).
 
     >>> env = make_env("dmc:walker-walk", num_envs=4, seed=7, workers=True)
     """
+    from forethought.config import AtariConfig, from_dict
     from forethought.envs import make_env
 
+    if isinstance(options.get("atari"), dict):
+        options["atari"] = from_dict(AtariConfig, options["atari"], "env.atari")
     return make_env(task, num_envs, seed, **options)
 
 
@@ -68,14 +71,14 @@ def make_agent(
     >>> make_agent("tdmpc2", make_env("gym:Pendulum-v1"), horizon=5, planner={"samples": 256})
     """
     from forethought.agents.registry import agent_class, config_class
-    from forethought.config import EpisodeReplayConfig, from_dict
+    from forethought.config import default_replay, from_dict
     from forethought.seeding import Streams
     from forethought.training.device import resolve_device
 
     return agent_class(name)(
         env.spec_for_agent,
         from_dict(config_class(name), options, "agent"),
-        replay or EpisodeReplayConfig(),
+        replay or default_replay(config_class(name)),
         streams=Streams(seed),
         device=resolve_device(device),
         num_envs=env.num_envs,
@@ -103,7 +106,7 @@ def train(
     >>> train("tdmpc2", "dmc:cartpole-swingup", seed=3, agent={"horizon": 5}, env={"num_envs": 2})
     """
     from forethought.agents.registry import config_class
-    from forethought.config import build_run_config, check_options, refuse_idle_offline
+    from forethought.config import build_run_config, check_options, refuse_idle_groups
     from forethought.presets import layers
     from forethought.training.loop import train_run
 
@@ -112,7 +115,7 @@ def train(
     names = [presets] if isinstance(presets, str) else presets
     found = [*layers(names, file, agent), options]
     run_config = build_run_config(agent, task, config_class(agent), found)
-    refuse_idle_offline(run_config, options)
+    refuse_idle_groups(run_config, options)
     return train_run(run_config, out=Path(out) if out is not None else None)
 
 
@@ -131,7 +134,8 @@ def evaluate(
     target: str | Path | Run,
     *,
     policy: str | None = None,
-    episodes: int = 10,
+    episodes: int | None = None,
+    protocol: str | None = None,
     checkpoint: str | None = None,
     seed: int | None = None,
     device: str | None = None,
@@ -141,7 +145,8 @@ def evaluate(
     `target` is a run or a task; a task alone is played by the `policy` "random". `checkpoint` is
     "latest" (None), "best" or a number of agent steps as text. `seed` decides the episodes (None is
     the run's own, or 1 for a task), so an agent and random play meet the same starts; those of the
-    evaluations during training are others.
+    evaluations during training are others. There are 10 episodes unless `episodes` or a `protocol`
+    ("nature" or "dopamine", for atari: tasks) says otherwise.
     """
     from forethought.training.evaluate import evaluate_target
 
@@ -149,6 +154,7 @@ def evaluate(
         target if isinstance(target, str) else str(_place(target)),
         policy=policy,
         episodes=episodes,
+        protocol=protocol,
         checkpoint=checkpoint,
         seed=seed,
         device=device,

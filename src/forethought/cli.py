@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from forethought import cli_data, presets
 from forethought import config as conf
@@ -59,9 +59,12 @@ class EvaluateOptions:
 
     policy: str | None = None
     """Who plays: None is the run's agent; a task alone is played by 'random'."""
-    episodes: int = 10
-    """Episodes to play; they start otherwise than those of the evaluations during training, so
-    their score differs from the one that train told last."""
+    episodes: int | None = None
+    """Episodes to play, 10 unless a protocol says otherwise; they start otherwise than those of the
+    evaluations during training, so their score differs from the one that train told last."""
+    protocol: Literal["nature", "dopamine"] | None = None
+    """A published way to evaluate in atari: tasks (docs/atari.md); None is that of the run, if it
+    has one and no episodes are given."""
     checkpoint: str | None = None
     """Which checkpoint of the run: latest (None), best, or a number of agent steps."""
     seed: int | None = None
@@ -213,7 +216,7 @@ def _train(tokens: list[str]) -> int:
     config = conf.build_run_config(
         agent_name, words[1], agent_class, [selected, flags.nested(given)]
     )
-    conf.refuse_idle_offline(config, flags.nested(given))
+    conf.refuse_idle_groups(config, flags.nested(given))
     with Stop(NOT_BEGUN):  # importing torch takes seconds
         from forethought.training.loop import train_run
 
@@ -236,7 +239,8 @@ def _evaluate(tokens: list[str]) -> int:
     if _wants_help(tokens):
         return _show_help("evaluate", "RUN|TASK", [EvaluateOptions()])
     target, options = _one_word("evaluate", tokens, EvaluateOptions)
-    conf.require(options.episodes >= 1, "episodes", options.episodes, "at least 1")
+    asked = options.episodes
+    conf.require(asked is None or asked >= 1, "episodes", asked, "at least 1")
     ok = options.seed is None or options.seed >= 0
     conf.require(ok, "seed", options.seed, "at least 0")
     conf.check_device("device", options.device or "auto", auto=True)
@@ -247,6 +251,7 @@ def _evaluate(tokens: list[str]) -> int:
             target,
             policy=options.policy,
             episodes=options.episodes,
+            protocol=options.protocol,
             checkpoint=options.checkpoint,
             seed=options.seed,
             device=options.device,
@@ -257,17 +262,16 @@ def _evaluate(tokens: list[str]) -> int:
 
 
 @contextlib.contextmanager
-def _playing(episodes: int) -> Iterator[Callable[[int, int], None] | None]:
+def _playing(episodes: int | None) -> Iterator[Callable[[int, int], None] | None]:
     """A status on stderr while episodes are played, if a person is looking at it."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
 
+    of = "" if episodes is None else f" of {episodes}"
     with Console(stderr=True).status("loading") as status:
-        yield lambda ended, steps: status.update(
-            f"playing: {ended} of {episodes} episodes, step {steps:,}"
-        )
+        yield lambda ended, steps: status.update(f"playing: {ended}{of} episodes, step {steps:,}")
 
 
 def _summary(result: EvalResult) -> str:

@@ -71,6 +71,36 @@ def check_device(key: str, value: str, *, auto: bool) -> None:
     require(bool(ok), key, value, f"one of {names}")
 
 
+ATARI = "atari:"
+"""How the names of Atari tasks begin."""
+
+
+@dataclass(frozen=True)
+class AtariConfig:
+    """How the games of atari: tasks are played; other tasks take none of this."""
+
+    sticky_actions: float | None = None
+    """Probability that a frame repeats the action of the frame before; None is that of the name:
+    0.25, or 0 for NoFrameskip-v4."""
+    full_action_set: bool = False
+    """All 18 actions instead of those that do something in the game."""
+    life_loss: bool = False
+    """In training a lost life ends the future for learning; the game goes on, and its score is that
+    of the whole game. Evaluations never do this."""
+    fire_on_reset: bool = False
+    """Press FIRE for one decision when a game begins."""
+    noop_max: int = 30
+    """A game begins with 1 to so many frames without an action; 0: with none."""
+    clip_rewards: bool = True
+    """Learn from the sign of each reward; reports always have the raw score."""
+
+    def __post_init__(self) -> None:
+        sticky, where = self.sticky_actions, "env.atari."
+        rule = "at least 0 and below 1"
+        require(sticky is None or 0 <= sticky < 1, where + "sticky_actions", sticky, rule)
+        require(self.noop_max >= 0, where + "noop_max", self.noop_max, "at least 0")
+
+
 @dataclass(frozen=True)
 class EnvConfig:
     """The environments that the agent trains and is evaluated in."""
@@ -80,7 +110,7 @@ class EnvConfig:
     workers: bool = False
     """Each environment in its own process."""
     action_repeat: int | None = None
-    """Environment frames per decision; None is the task's own (dmc 2, others 1)."""
+    """Environment frames per decision; None is the task's own (dmc 2, atari 4, others 1)."""
     obs: Literal["pixels", "plain_pixels"] | None = None
     """What the agent sees; None is the task's own. pixels: dmc is drawn, 64 x 64 RGB, others must
     show images themselves. plain_pixels: dmc drawn without shadows and reflections, in an eighth of
@@ -98,6 +128,8 @@ class EnvConfig:
     max_restarts: int | None = None
     """Restarts of one environment in a row, without a finished episode, before the run halts; None
     is 5 with on_env_error restart."""
+    atari: AtariConfig = field(default_factory=AtariConfig)
+    """How the games of atari: tasks are played."""
 
     def __post_init__(self) -> None:
         require(self.num_envs >= 1, "env.num_envs", self.num_envs, "at least 1")
@@ -113,6 +145,25 @@ class EnvConfig:
         for name in ("action_repeat", "max_episode_steps", "eval_max_episode_steps"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"env.{name}", value, "at least 1")
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What a training environment is made with (see envs/tasks.py)."""
+        return {
+            "action_repeat": self.action_repeat,
+            "max_episode_steps": self.max_episode_steps,
+            "obs": self.obs,
+            "atari": self.atari,
+        }
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """The same for an evaluation environment, in which a lost life ends nothing."""
+        return {
+            **self.training,
+            "max_episode_steps": self.eval_max_episode_steps or self.max_episode_steps,
+            "atari": dataclasses.replace(self.atari, life_loss=False),
+        }
 
     @property
     def allowed_restarts(self) -> int:
@@ -151,7 +202,89 @@ class TransitionReplayConfig(_ReplayConfig):
     kind: ClassVar[str] = "transitions"
 
 
-ReplayConfig = EpisodeReplayConfig | TransitionReplayConfig
+@dataclass(frozen=True)
+class _NStepReplayConfig(_ReplayConfig):
+    mapped_folder: str | None = None
+    """Keep the rows in a nameless file in this folder, mapped into memory, and not in main memory;
+    the disk needs room for all of them at once. None is main memory, taken as the rows arrive."""
+    diagnostics_every_agent_steps: int = 10_000
+    """Agent steps between looks at what is drawn from the replay (replay_... in train.csv); 0
+    never looks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        every = self.diagnostics_every_agent_steps
+        require(every >= 0, "replay.diagnostics_every_agent_steps", every, "at least 0")
+        ok = self.mapped_folder is None or self.storage_device == "cpu"
+        rule = f"left out: the rows are kept on {self.storage_device} (replay.storage_device)"
+        require(ok, "replay.mapped_folder", self.mapped_folder, rule)
+
+
+@dataclass(frozen=True)
+class UniformReplayConfig(_NStepReplayConfig):
+    """Transitions of n steps, each equally likely; for agents that learn values alone."""
+
+    kind: ClassVar[str] = "uniform"
+
+
+@dataclass(frozen=True)
+class PrioritizedReplayConfig(_NStepReplayConfig):
+    """Transitions of n steps, drawn in proportion to (|TD error| + epsilon)^alpha (Schaul et al.
+    2016)."""
+
+    kind: ClassVar[str] = "prioritized"
+    alpha: float = 0.5
+    """How much priorities count: 0 not at all, 1 in full."""
+    beta_start: float = 0.4
+    """How much of the bias importance weights correct at first; it rises to 1 in a straight
+    line."""
+    beta_anneal_agent_steps: int | None = None
+    """Agent steps after which it is 1; None is the length of the run."""
+    beta_anneal_updates: int | None = None
+    """The same in updates, instead."""
+    priority_epsilon: float = 1e-6
+    """Added to every |TD error|, so that nothing is forgotten."""
+    uniform_mix: float = 0.0
+    """Share of the draws that are uniform."""
+    is_norm: Literal["global", "batch", "none"] = "global"
+    """Importance weights are divided by the greatest of the whole replay (the paper), by that of
+    the batch (many published numbers), or not at all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.alpha <= 1, "replay.alpha", self.alpha, "between 0 and 1")
+        require(0 <= self.beta_start <= 1, "replay.beta_start", self.beta_start, "between 0 and 1")
+        epsilon, mix = self.priority_epsilon, self.uniform_mix
+        require(epsilon > 0, "replay.priority_epsilon", epsilon, "above 0")
+        require(0 <= mix < 1, "replay.uniform_mix", mix, "at least 0 and below 1")
+        steps, updates = self.beta_anneal_agent_steps, self.beta_anneal_updates
+        for name, value in (("agent_steps", steps), ("updates", updates)):
+            ok = value is None or value >= 1
+            require(ok, f"replay.beta_anneal_{name}", value, "at least 1")
+        if steps is not None and updates is not None:
+            raise ConfigError(
+                f"replay.beta_anneal_agent_steps is {steps} and replay.beta_anneal_updates is "
+                f"{updates}, but beta follows one of them; leave the other out."
+            )
+
+
+ReplayConfig = (
+    EpisodeReplayConfig | TransitionReplayConfig | UniformReplayConfig | PrioritizedReplayConfig
+)
+SLICE_KINDS = (EpisodeReplayConfig.kind, TransitionReplayConfig.kind)
+"""What an agent takes that does not say `replay_kinds`."""
+
+
+def replay_kinds(agent_class: type) -> tuple[str, ...]:
+    """The kinds of replay that an agent can learn from; the first is its default."""
+    return tuple(getattr(agent_class, "replay_kinds", SLICE_KINDS))
+
+
+def default_replay(agent_class: type) -> ReplayConfig:
+    """The replay that an agent has when nobody says which."""
+    kind: Any = union_members(ReplayConfig)[replay_kinds(agent_class)[0]]
+    made: ReplayConfig = kind()
+    return made
 
 
 @dataclass(frozen=True)
@@ -205,6 +338,11 @@ class EvalConfig:
     """Agent steps between evaluations; 0 evaluates only at the end."""
     episodes: int = 10
     """Episodes per evaluation; of several tasks (multi:), so many of each."""
+    epsilon: float = 0.0
+    """Probability with which a decision is replaced by a random action."""
+    protocol: Literal["nature", "dopamine"] | None = None
+    """A published way to evaluate in atari: tasks, which decides the number of episodes or steps,
+    their limit, epsilon, sticky actions and no-ops (docs/atari.md); None is as these keys say."""
     video_every_evaluations: int = 0
     """Film the first episode of the first evaluation and of every n-th after it, into videos/;
     0 films none. It is played again for that, so nothing else changes."""
@@ -213,6 +351,13 @@ class EvalConfig:
         every = self.every_agent_steps
         require(every >= 0, "eval.every_agent_steps", every, "at least 0")
         require(self.episodes >= 1, "eval.episodes", self.episodes, "at least 1")
+        epsilon = self.epsilon
+        require(0 <= epsilon <= 1, "eval.epsilon", epsilon, "between 0 and 1")
+        if self.protocol is not None:
+            for key in ("episodes", "epsilon"):
+                value, default = getattr(self, key), EvalConfig.__dataclass_fields__[key].default
+                rule = f"left out: eval.protocol {self.protocol} decides it"
+                require(value == default, f"eval.{key}", value, rule)
         every = self.video_every_evaluations
         require(every >= 0, "eval.video_every_evaluations", every, "at least 0")
 
@@ -271,6 +416,12 @@ IDLE_OFFLINE = {
     "track.every_agent_steps": "offline.log_every_updates",
 }
 """Keys without effect in an offline run, and what takes their place there."""
+
+
+ONLY_ATARI = ("env.atari", "eval.protocol")
+"""Keys that mean something in atari: tasks alone."""
+IDLE_WITH_PROTOCOL = ("eval.episodes", "eval.epsilon", "env.eval_max_episode_steps")
+"""Keys without effect under a protocol of evaluation."""
 
 
 @dataclass(frozen=True)
@@ -364,8 +515,14 @@ class RunConfig:
             return dataclasses.replace(self, offline=longer)
         return dataclasses.replace(self, steps=total)
 
+    @property
+    def is_atari(self) -> bool:
+        """Whether its task is a game of the Atari 2600."""
+        return self.task.startswith(ATARI)
+
     def __post_init__(self) -> None:
         self._refuse_idle()
+        self._check_protocol()
         require(self.seed >= 0, "seed", self.seed, "at least 0")
         require(self.steps >= 1, "steps", self.steps, "at least 1")
         check_device("device", self.device, auto=True)
@@ -378,6 +535,19 @@ class RunConfig:
         require(capacity >= batch * (horizon + 1), key, capacity, rule)
         rule = f"at least env.num_envs x (agent.horizon + 1) = {envs * (horizon + 1)}"
         require(capacity >= envs * (horizon + 1), key, capacity, rule)
+
+    def _check_protocol(self) -> None:
+        """What is for Atari has no effect elsewhere, and a protocol sets the limit itself."""
+        if not self.is_atari:
+            rule = f"left out: {self.task} is no {ATARI} task"
+            for key, value in to_dict(self.env.atari).items():
+                default = getattr(AtariConfig(), key)
+                require(value == default, f"env.atari.{key}", value, rule)
+            require(self.eval.protocol is None, "eval.protocol", self.eval.protocol, rule)
+        if self.eval.protocol is not None:
+            limit, key = self.env.eval_max_episode_steps, "env.eval_max_episode_steps"
+            rule = f"left out: eval.protocol {self.eval.protocol} decides it"
+            require(limit is None, key, limit, rule)
 
     def _refuse_idle(self) -> None:
         """What has no effect in an offline run must have its default value."""
@@ -404,7 +574,7 @@ def build_run_config(
 
     A layer has the shape of a run's config.yaml, or any part of it. Its `agent_name` must be this
     agent, for its `agent` group would mean nothing to another; its `task` gives way to `task`. What
-    layers say of offline runs (presets do) is dropped where the run is none.
+    layers say of offline runs or of Atari (presets do) is dropped where the run is none.
     """
     every = list(layers)
     if all(_inside(own, "offline.data", None) is None for own in every):
@@ -412,23 +582,33 @@ def build_run_config(
             {k: v for k, v in own.items() if k != "offline" or not isinstance(v, Mapping)}
             for own in every
         ]
+    if not task.startswith(ATARI):
+        every = [layer({}, own) for own in every]
+        for own in every:
+            for key in ONLY_ATARI:
+                _drop(own, key)
     data = merge(agent_config_class, every)
     named = data.pop("agent_name", agent_name)
     require(named == agent_name, "agent_name", named, f"{agent_name}, the agent of this run")
     agent: Any = from_dict(agent_config_class, data.pop("agent", {}), "agent")
-    return from_dict(RunConfig, {**data, "agent_name": agent_name, "task": task, "agent": agent})
+    data = {**data, "agent_name": agent_name, "task": task, "agent": agent}
+    config = from_dict(RunConfig, data)
+    kind, kinds = config.replay.kind, replay_kinds(agent_config_class)
+    require(kind in kinds, "replay", kind, f"{_either(kinds)} for {agent_name}")
+    return config
 
 
-def refuse_idle_offline(config: RunConfig, said: Mapping[str, Any]) -> None:
-    """What a person, and no preset, says of offline runs must not be without effect."""
-    if config.is_offline:
-        return
-    defaults = to_dict(OfflineConfig())
+def refuse_idle_groups(config: RunConfig, said: Mapping[str, Any]) -> None:
+    """What a person, and no preset, says of offline runs or of Atari must not be without effect."""
+    defaults = flatten({"offline": to_dict(OfflineConfig()), "env": to_dict(EnvConfig())})
     for key, value in flatten(said).items():
-        group, _, name = key.partition(".")
-        if group == "offline":
+        if key.startswith("offline.") and not config.is_offline:
             rule = "left out: it has no effect without offline.data"
-            require(value == defaults.get(name), key, value, rule)
+        elif key.startswith(ONLY_ATARI) and not config.is_atari:
+            rule = f"left out: {config.task} is no {ATARI} task"
+        else:
+            continue
+        require(value == defaults.get(key), key, value, rule)
 
 
 def check_options(
@@ -604,6 +784,11 @@ def _listed(words: Iterable[object]) -> str:
     return ", ".join(map(str, words))
 
 
+def _either(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{_listed(others)} or {last}" if others else last
+
+
 def layer(base: Mapping[str, Any], *overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Deep merge, later wins. A new `kind` drops the keys of the old one: they mean nothing now."""
     merged = dict(base)
@@ -624,13 +809,19 @@ def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, A
     it, it stays and is refused.
 
     An agent's configuration says in `idle` which of its keys that are: by switch (dotted, where it
-    stands in a group) and its value. Recorded data leaves `IDLE_OFFLINE` without effect.
+    stands in a group) and its value. Recorded data leaves `IDLE_OFFLINE` without effect. Its
+    `replay_kinds` say which replay is its default, its `run_defaults` what else begins otherwise.
     """
     idle: Mapping[tuple[str, Any], Iterable[str]] = getattr(agent_class, "idle", {})
-    merged: dict[str, Any] = {}
+    own = hasattr(agent_class, "replay_kinds")
+    merged: dict[str, Any] = {"replay": {"kind": replay_kinds(agent_class)[0]}} if own else {}
+    merged = layer(merged, getattr(agent_class, "run_defaults", {}))
     for override in layers:
         if _inside(override, "offline.data", None) is not None:
             for key in IDLE_OFFLINE:
+                _drop(merged, key)
+        if _inside(override, "eval.protocol", None) is not None:
+            for key in IDLE_WITH_PROTOCOL:
                 _drop(merged, key)
         agent = override.get("agent")
         for (switch, value), keys in idle.items():

@@ -1,7 +1,8 @@
 """What every agent is: it acts for a caller, stores what happened, learns, and can be saved whole.
 
 The caller owns the acting state (planner warm start and random stream), so evaluation, opponents
-and any number of environments never disturb training. The agent never counts agent steps.
+and any number of environments never disturb training. The agent never counts agent steps: it reads
+the run's clock.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from forethought import files
+from forethought.clock import Clock
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
 from forethought.data import Dataset, OfflineReplay
 from forethought.envs import VectorEnv
 from forethought.envs.episodes import Played, run_episodes
-from forethought.replay import Batch, Replay
+from forethought.replay import Batch, NStepBatch, NStepReplay, RingReplay
 from forethought.seeding import Streams
 from forethought.spaces import nested
 from forethought.spaces.spec import EnvSpec
@@ -58,11 +60,19 @@ class Agent(ABC):
         self.spec, self.config, self.replay_config = spec, config, replay_config
         self.streams, self.device, self.num_envs = streams, device, num_envs
         self.for_acting = for_acting
-        self.last_batch: Batch | None = None
+        self.clock = Clock()
+        """The run's own counters, to be read and never changed; see `follow`."""
+        self.total_agent_steps = 0
+        """The length of the run; 0 without one."""
+        self.last_batch: Batch | NStepBatch | None = None
         """Of the last update, by reference: what a dump shows if it was not finite."""
-        self._replay: Replay | OfflineReplay | None = None
+        self._replay: RingReplay | OfflineReplay | None = None
         self._own_state: Any = None
         self._own_episode = 0  # of `act`: each has noise of its own
+
+    def follow(self, clock: Clock, total_agent_steps: int) -> None:
+        """Let schedules follow the counters of a run of this length."""
+        self.clock, self.total_agent_steps = clock, total_agent_steps
 
     # ---- acting ----
 
@@ -88,11 +98,18 @@ class Agent(ABC):
         """
         return False
 
-    @abstractmethod
     def act_with_stats(
         self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, float]]:
-        """One environment's action, and what the planner thought."""
+        """One environment's action, and what the planner thought, if there is one."""
+        first = self._own_state is None
+        if first:
+            self._own_state = self.new_state(1, self.streams, "own-acting", self._own_episode)
+            self._own_episode += 1
+        action, self._own_state = self.act_batch(
+            nested.stack([obs]), self._own_state, np.array([first]), [info or {}], explore
+        )
+        return nested.index(action, 0), self.acting_statistics(self._own_state)
 
     def acting_statistics(self, state: Any) -> Metrics:
         """What a person may want to know about the last decision made with this state."""
@@ -131,11 +148,11 @@ class Agent(ABC):
     # ---- learning ----
 
     @abstractmethod
-    def make_replay(self) -> Replay:
+    def make_replay(self) -> RingReplay:
         """The replay that this agent learns from."""
 
     @property
-    def replay(self) -> Replay | OfflineReplay:
+    def replay(self) -> RingReplay | OfflineReplay:
         """Created on first use; a dataset with the same `sample` may take its place."""
         if self._replay is None:
             if self.for_acting:
@@ -147,7 +164,7 @@ class Agent(ABC):
         return self._replay
 
     @replay.setter
-    def replay(self, replay: Replay | OfflineReplay) -> None:
+    def replay(self, replay: RingReplay | OfflineReplay) -> None:
         self._replay = replay
 
     def learn_from(self, datasets: Sequence[Dataset], storage: str) -> None:
@@ -184,6 +201,18 @@ class Agent(ABC):
         It must not change the future: random numbers come from streams of its own.
         """
         return {}
+
+    def replay_diagnostics(self) -> Metrics:
+        """What is drawn from replay now, for train.csv; nothing where replay does not tell.
+
+        The stream is that of the step, so that looking never changes what training draws.
+        """
+        replay, clock = self._replay, self.clock
+        if not isinstance(replay, NStepReplay):
+            return {}
+        stream = self.streams.numpy("replay-diagnostics", clock.agent_steps)
+        beta = replay.beta_at(clock, self.total_agent_steps)
+        return replay.diagnostics(self.config.batch_size, stream, beta)
 
     def diagnostics(self) -> tuple[Json, Tensors]:
         """What helps to find why the last update was not finite, and the tensors of its batch.
@@ -257,6 +286,29 @@ class Agent(ABC):
                 "that it was trained with."
             )
         log.warning("%s was written by %s, but this is %s.", path, *sides)
+
+
+def check_shapes(model: nn.Module, saved: Tensors) -> None:
+    """One sentence where saved weights belong to another model."""
+    own = model.state_dict()
+    for name in sorted(own.keys() | saved.keys()):
+        here = tuple(own[name].shape) if name in own else "absent"
+        there = tuple(saved[name].shape) if name in saved else "absent"
+        if here != there:
+            raise ForethoughtError(
+                f"The saved weights are of another model: {name} is {there} in the file and {here} "
+                "in this agent. Use the configuration and task that it was trained with."
+            )
+
+
+def below(prefix: str, tensors: Tensors) -> Tensors:
+    """The tensors whose names begin with `prefix/`, without it."""
+    return {k[len(prefix) + 1 :]: v for k, v in tensors.items() if k.startswith(prefix + "/")}
+
+
+def parameter_names(model: nn.Module) -> dict[Tensor, str]:
+    """The name of each parameter, by which its optimiser's state is saved."""
+    return {parameter: name for name, parameter in model.named_parameters()}
 
 
 @dataclass(frozen=True)

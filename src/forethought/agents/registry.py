@@ -27,6 +27,11 @@ AGENTS: dict[str, AgentEntry] = {
         agent="forethought.agents.tdmpc2.agent:TDMPC2",
         config="forethought.agents.tdmpc2.config:TDMPC2Config",
     ),
+    "dqn": AgentEntry(
+        about="learns what actions are worth; Nature DQN to Rainbow and beyond, each part a toggle",
+        agent="forethought.agents.dqn.agent:DQN",
+        config="forethought.agents.dqn.config:DQNConfig",
+    ),
 }
 
 

@@ -18,6 +18,9 @@ from forethought.config import ForethoughtError
 from forethought.envs import EnvError, VectorEnv, multi
 from forethought.spaces import EnvSpec, Structure, nested, random_action
 
+MOST_FAILURES = 30
+"""Failed episodes after which none are begun any more, where steps are counted and not episodes."""
+
 
 class EvaluationError(ForethoughtError):
     """No episode of an evaluation could be played."""
@@ -84,10 +87,14 @@ def run_episodes(
     env: VectorEnv,
     seeds: Sequence[int],
     *,
+    min_steps: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     on_step: Callable[[], None] = lambda: None,
 ) -> Played:
     """Plays one episode per seed; environment i plays the seeds i, i + N, i + 2N, ...
+
+    With `min_steps`, an episode counts only if those of the seeds before it took fewer agent steps
+    than that, as if they were played one after the other; others are not begun, or left out.
 
     Strategy: an episode whose environment raises an EnvError counts as failed, the others go on;
     an environment that failed is built anew before its next episode, in this evaluation or in a
@@ -104,9 +111,17 @@ def run_episodes(
     nothing = {c.source: np.ones(c.shape, c.dtype) for c in columns}  # ones: a mask allows all
     running: list[_Open | None] = [None] * n
 
+    def enough(number: int) -> bool:
+        """Whether the episodes before this one have taken all the steps that are wanted."""
+        if min_steps is None or len(failures) >= MOST_FAILURES:
+            return min_steps is not None
+        ended = sum(episode.length for k, episode in done.items() if k < number)
+        under_way = sum(e.length for e in running if e is not None and e.number < number)
+        return ended + under_way >= min_steps
+
     while True:
         for i in range(n):
-            while running[i] is None and waiting[i]:
+            while running[i] is None and waiting[i] and not enough(waiting[i][0]):
                 number = waiting[i].pop(0)
                 try:
                     if i in env.failed:
@@ -143,7 +158,7 @@ def run_episodes(
         raise EvaluationError(
             f"All {len(failures)} evaluation episodes failed; the first said: {failures[0]}"
         )
-    return Played([done[number] for number in sorted(done)], failures)
+    return Played([done[number] for number in sorted(done) if not enough(number)], failures)
 
 
 def _advance(env: VectorEnv, i: int, action: Any, episode: _Open) -> Episode | None:
@@ -172,6 +187,27 @@ def success_of(info: dict[str, Any]) -> float | None:
         if key in info:
             return float(info[key])
     return None
+
+
+class EpsilonGreedy:
+    """A policy of whose decisions some are replaced by random actions, from a stream of its own."""
+
+    def __init__(
+        self, policy: Policy, epsilon: float, spec: EnvSpec, stream: np.random.Generator
+    ) -> None:
+        self.policy, self.epsilon, self.spec, self.stream = policy, epsilon, spec, stream
+
+    def start(self, num_envs: int) -> Any:
+        return self.policy.start(num_envs)
+
+    def act(
+        self, obs: Any, state: Any, first: NDArray[np.bool_], infos: Sequence[dict[str, Any]]
+    ) -> tuple[Any, Any]:
+        actions, state = self.policy.act(obs, state, first, infos)
+        chosen = self.stream.random(len(first)) < self.epsilon  # [N]
+        random = legal_random(self.spec, self.stream, infos)
+        rows = [nested.index(random if chosen[i] else actions, i) for i in range(len(first))]
+        return nested.stack(rows), state
 
 
 def legal_random(

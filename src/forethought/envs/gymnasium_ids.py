@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
@@ -24,6 +25,8 @@ EXTRAS = {
 # Packages that register a namespace when they are imported.
 NAMESPACES = {"ALE": ("atari", "ale_py")}
 OWN_HINT = "One that a module of your own registers is named gym:MODULE:ID."
+ALE = "ale_py.env"
+ALE_FRAMES_PER_SECOND = 60
 JAX = ("gymnasium.envs.phys2d", "gymnasium.envs.tabular")
 
 
@@ -75,12 +78,25 @@ def build(name: str, render_mode: str | None, obs: str | None = None) -> Built:
     except (gymnasium.error.Error, ImportError) as error:
         raise ConfigError(f"gym:{name} cannot be made: {error}") from error
     require_images(f"gym:{name}", obs, env)
+    held = _tell_frames(env) if str(registered.entry_point).startswith(ALE) else 1
     return Built(
         env,
-        action_repeat=1,
+        action_repeat=held,
         max_frames=registered.max_episode_steps,
         terminates=False if own and env_id.rpartition("-v")[0] in NEVER_TERMINATE else None,
     )
+
+
+def _tell_frames(env: gymnasium.Env[Any, Any]) -> int:
+    """Frames that a step of a game in ALE's namespace takes; where they are drawn at random, their
+    mean. ALE's own metadata says 30 frames per second, whatever is skipped."""
+    game: Any = env.unwrapped
+    skip = game._frameskip
+    held = skip if isinstance(skip, int) else round((skip[0] + skip[1] - 1) / 2)
+    game.frames_per_step = held
+    # Per frame: TaskEnv divides by what is held.
+    game.metadata = {**game.metadata, "render_fps": ALE_FRAMES_PER_SECOND}
+    return held
 
 
 def _check_render_mode(name: str, env_id: str, render_mode: str) -> None:

@@ -48,6 +48,10 @@ def answer(env: TaskEnv, command: str, *arguments: Any) -> Any:
         return env.reset(seed=seed, options=options)
     if command == "step":
         return env.step(arguments[0])
+    if command == "snapshot":
+        return env.snapshot()
+    if command == "restore":
+        return env.restore(arguments[0])
     if command == "render":
         return env.render()
     if command == "metadata":

@@ -1,7 +1,9 @@
 """Open episodes across a resume: the seed and the actions so far rebuild the exact state.
 
 An episode is a function of (seed, actions), so re-stepping it needs no support of the simulator.
-The last observation tells whether it worked: it must be equal bit for bit.
+The last observation tells whether it worked: it must be equal bit for bit. Where an environment can
+save its state whole (Atari), that is restored instead, in no time; the actions are kept for the
+case that the emulator does not come out as it was.
 """
 
 from __future__ import annotations
@@ -51,14 +53,22 @@ class EpisodeLog:
 
 
 def replay_episode(
-    envs: VectorEnv, i: int, log: EpisodeLog, last_obs: Tree
+    envs: VectorEnv,
+    i: int,
+    log: EpisodeLog,
+    last_obs: Tree,
+    snapshot: dict[str, Any] | None = None,
 ) -> str | EnvFailure | None:
-    """Re-step the open episode of environment `i`; None when its last observation is bit-equal.
+    """Restore the open episode of environment `i` from a snapshot, or re-step it; None when its
+    last observation is bit-equal.
 
     Else the reason why the episode is lost: a sentence, or the failure of the environment. That is
     then wherever it is: the caller begins a new episode and says so.
     """
     try:
+        found = envs.restore_one(i, snapshot) if snapshot else None
+        if found is not None and nested.bitwise_equal(found[0], last_obs):
+            return None
         obs, _ = envs.reset_one(i, log.seed)
         for number, action in enumerate(log.actions, start=1):
             obs, _, terminated, truncated, _ = envs.step_one(i, action)

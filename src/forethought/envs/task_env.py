@@ -36,7 +36,9 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Wraps any gymnasium environment; `spec_for_agent` tells an agent what it will see.
 
     An environment may declare `columns` (a tuple of Column), `terminates` (False promises that no
-    episode ends by termination) and `distinct_actions` (see spaces/action_codec.py).
+    episode ends by termination), `distinct_actions` (see spaces/action_codec.py), `sign_rewards`
+    (see spaces/spec.py) and `frames_per_step` (above 1 where it holds an action itself). One that
+    offers `snapshot` and `restore` (see envs/atari_game.py) is resumed by them.
     """
 
     def __init__(
@@ -62,6 +64,13 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         limit = max_episode_steps
         require(limit is None or limit >= 1, "max_episode_steps", limit, "at least 1")
         self.env_index = env_index
+        held = int(_declared(env, "frames_per_step", 1))
+        if held not in (1, action_repeat):
+            raise ConfigError(
+                f"action_repeat is {action_repeat}, but {task} holds each action for {held} frames "
+                "itself, which must not be held again; leave it out."
+            )
+        self._calls = action_repeat // held
         self.observation_space = agent_space(self._space("observation_space"), action=False)
         self.action_space = agent_space(self._space("action_space"), action=True)
         self._observations = Structure.of(self.observation_space)
@@ -80,6 +89,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             terminates=terminates,
             columns=columns,
             distinct_actions=_declared_table(env, self.action_space),
+            sign_rewards=bool(_declared(env, "sign_rewards", False)),
         )
         if "render_fps" in env.metadata:  # one frame is shown per decision
             self.metadata = {
@@ -111,7 +121,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         reward, terminated, truncated = 0.0, False, False
         obs: Any = None
         info: dict[str, Any] = {}
-        for _ in range(self._own.action_repeat):
+        for _ in range(self._calls):
             frame = self._guard(lambda: self.env.step(native))
             obs, frame_reward, *ends, info = self._parts(frame, 5, "step", STEP)
             reward += self._checked_reward(frame_reward)
@@ -130,6 +140,26 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._running = not (terminated or truncated)
         obs, info = self._checked(obs), self._checked_info(info, over=terminated)
         return obs, reward, terminated, truncated, info
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """All that decides the rest of the episode; None where only its actions can tell."""
+        if not self.env.has_wrapper_attr("snapshot"):
+            return None
+        taken: dict[str, Any] = self._guard(self.env.get_wrapper_attr("snapshot"))
+        return {**taken, "steps": np.int64(self._steps)}
+
+    def restore(self, snapshot: dict[str, Any]) -> tuple[Tree, dict[str, Any]] | None:
+        """Go on with the episode that `snapshot` described, from its last observation and info;
+        None where that cannot be done exactly."""
+        if not self.env.has_wrapper_attr("restore"):
+            return None
+        self._steps, self._running = int(snapshot["steps"]), False
+        own = {key: value for key, value in snapshot.items() if key != "steps"}
+        found = self._guard(lambda: self.env.get_wrapper_attr("restore")(own))
+        if found is None:
+            return None
+        self._running = True
+        return self._checked(found[0]), self._checked_info(found[1])
 
     def render(self) -> Any:
         """A picture, or whatever the render mode promises."""

@@ -7,15 +7,20 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from forethought.config import require, unknown
-from forethought.envs import dmc, gymnasium_ids, minatar, multi
+from forethought.config import AtariConfig, require, unknown
+from forethought.envs import atari, dmc, gymnasium_ids, minatar, multi
 from forethought.envs.families import LIST_HINT
 from forethought.envs.handles import build
 from forethought.envs.task_env import TaskEnv
 from forethought.envs.vector import VectorEnv
 from forethought.spaces.spec import EnvSpec
 
-FAMILIES: dict[str, ModuleType] = {"dmc": dmc, "gym": gymnasium_ids, "minatar": minatar}
+FAMILIES: dict[str, ModuleType] = {
+    "atari": atari,
+    "dmc": dmc,
+    "gym": gymnasium_ids,
+    "minatar": minatar,
+}
 """Each offers names(), check(name) and build(name, render_mode, obs)."""
 
 
@@ -42,14 +47,16 @@ def make_single(
     action_repeat: int | None = None,
     max_episode_steps: int | None = None,
     obs: str | None = None,
+    atari: AtariConfig | None = None,
     render_mode: str | None = None,
     env_index: int = 0,
 ) -> TaskEnv:
     """One environment as agents see it.
 
     `max_episode_steps` counts decisions and replaces the task's own limit; None keeps that, in
-    whole decisions. `obs` is that of the configuration. `env_index` is the name under which errors
-    speak of it; of several tasks it also says which one this is (modulo their number).
+    whole decisions. `obs` and `atari` (which other tasks leave alone) are those of the
+    configuration. `env_index` is the name under which errors speak of it; of several tasks it also
+    says which one this is (modulo their number).
     """
     check_task(task)
     if multi.is_multi(task):
@@ -57,9 +64,12 @@ def make_single(
         shared = spec_of(task, obs=obs, **limits)
         return _make_member(shared, render_mode=render_mode, env_index=env_index)
     key, _, name = task.partition(":")
-    built = FAMILIES[key].build(name, render_mode, obs)
+    require(
+        action_repeat is None or action_repeat >= 1, "action_repeat", action_repeat, "at least 1"
+    )
+    own = {"action_repeat": action_repeat, "options": atari} if key == "atari" else {}
+    built = FAMILIES[key].build(name, render_mode, obs, **own)
     repeat = built.action_repeat if action_repeat is None else action_repeat
-    require(repeat >= 1, "action_repeat", repeat, "at least 1")
     if max_episode_steps is None and built.max_frames is not None:
         max_episode_steps = max(1, built.max_frames // repeat)
     return TaskEnv(
@@ -91,6 +101,7 @@ def make_env(
     action_repeat: int | None = None,
     max_episode_steps: int | None = None,
     obs: str | None = None,
+    atari: AtariConfig | None = None,
     render_mode: str | None = None,
     timeout_seconds: float | None = None,
 ) -> VectorEnv:
@@ -105,6 +116,7 @@ def make_env(
         "action_repeat": action_repeat,
         "max_episode_steps": max_episode_steps,
         "obs": obs,
+        "atari": atari,
     }
     make: Callable[..., TaskEnv] = functools.partial(make_single, task, **limits)
     if multi.is_multi(task):
@@ -123,10 +135,12 @@ def spec_of(
     action_repeat: int | None = None,
     max_episode_steps: int | None = None,
     obs: str | None = None,
+    atari: AtariConfig | None = None,
 ) -> EnvSpec:
     """What an agent will see of a task."""
     options: dict[str, Any]
     options = {"action_repeat": action_repeat, "max_episode_steps": max_episode_steps, "obs": obs}
+    options["atari"] = atari
     if multi.is_multi(task):
         require(obs is None, "env.obs", obs, "left out: several tasks are seen as vectors")
         return multi.joint_spec(task, tuple(spec_of(own, **options) for own in multi.members(task)))

@@ -175,6 +175,22 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._keep(i, result[0], result[4])
         return result
 
+    def snapshots(self) -> list[dict[str, Any] | None]:
+        """The state of each environment, for `restore_one`; None where it cannot be taken, also of
+        one that has died: what to do about that is decided at its next step."""
+        for handle in self._handles:
+            handle.request("snapshot")
+        answers = self._results(range(self.num_envs))
+        return [None if isinstance(answer, EnvFailure) else answer for answer in answers]
+
+    def restore_one(self, i: int, snapshot: dict[str, Any]) -> tuple[Tree, Infos] | None:
+        """Go on in environment `i` where `snapshot` was taken; None if that is not exact there."""
+        self._handles[i].request("restore", snapshot)
+        found: tuple[Tree, Infos] | None = _sound(self._results([i])[0])
+        if found is not None:
+            self._keep(i, *found)
+        return found
+
     def current(self, i: int) -> tuple[Tree, Infos]:
         """The last observation of environment `i` and the declared columns beside it."""
         return self._obs[i], self._column_infos[i]

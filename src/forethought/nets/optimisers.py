@@ -1,4 +1,5 @@
-"""Optimisers: Adam in its fused form, gradient clipping, and their state as tensors."""
+"""Optimisers: Adam in its fused form, DeepMind's RMSProp, gradient clipping, and their state as
+tensors."""
 
 from __future__ import annotations
 
@@ -16,6 +17,47 @@ ADAM = {"step", "exp_avg", "exp_avg_sq"}
 def adam(groups: list[dict[str, Any]], eps: float) -> torch.optim.Adam:
     """Adam with one learning rate per group. Fused: a quarter of the default's time on a CPU."""
     return torch.optim.Adam(groups, eps=eps, fused=True)
+
+
+class DeepMindRMSProp(torch.optim.Optimizer):
+    """RMSProp as DeepMind's released DQN code has it, for a loss summed over the batch:
+
+        g  <- decay g  + (1 - decay) dw
+        g2 <- decay g2 + (1 - decay) dw^2
+        w  <- w - lr dw / sqrt(g2 - g^2 + epsilon)
+
+    Centred, epsilon inside the root, no momentum: what the paper calls the gradient's momentum is
+    the decay of g. torch.optim.RMSprop has its epsilon outside the root.
+    """
+
+    remembers = {"grad_avg", "square_avg"}
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, decay: float, epsilon: float
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "decay": decay, "epsilon": epsilon})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step along the gradients that there are."""
+        for group in self.param_groups:
+            weights: list[Tensor] = [p for p in group["params"] if p.grad is not None]
+            dw: list[Tensor] = [p.grad for p in weights if p.grad is not None]
+            if not weights:
+                continue
+            for p in weights:
+                if not self.state[p]:
+                    self.state[p] = {key: torch.zeros_like(p) for key in sorted(self.remembers)}
+            g = [self.state[p]["grad_avg"] for p in weights]
+            g2 = [self.state[p]["square_avg"] for p in weights]
+            keep = 1 - group["decay"]
+            torch._foreach_lerp_(g, dw, keep)
+            torch._foreach_mul_(g2, group["decay"])
+            torch._foreach_addcmul_(g2, dw, dw, value=keep)
+            root = torch._foreach_addcmul(g2, g, g, value=-1.0)
+            torch._foreach_add_(root, group["epsilon"])
+            torch._foreach_sqrt_(root)
+            torch._foreach_addcdiv_(weights, dw, root, value=-group["lr"])
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
@@ -47,15 +89,17 @@ def restore_optimiser(
 ) -> None:
     """The inverse of `optimiser_tensors`; ValueError if they are of other parameters."""
     by_name = {name: parameter for parameter, name in names.items()}
+    memory: set[str] = getattr(optimiser, "remembers", ADAM)
     optimiser.state.clear()
     for path, value in tensors.items():
         name, _, key = path.rpartition("/")
         parameter = by_name[name]
         wanted = torch.Size() if key == "step" else parameter.shape
-        if key not in ADAM or value.shape != wanted:
+        if key not in memory or value.shape != wanted:
             raise ValueError(f"{path} is {tuple(value.shape)}, but must be {tuple(wanted)}")
         # Fused Adam keeps everything beside its parameter, the count of its steps too.
         optimiser.state[parameter][key] = value.clone().to(parameter.device)
     for parameter, state in optimiser.state.items():
-        if state.keys() != ADAM:
-            raise ValueError(f"{names[parameter]} has {', '.join(state)}, not all that Adam keeps")
+        if state.keys() != memory:
+            kept = f"not all that {type(optimiser).__name__} keeps"
+            raise ValueError(f"{names[parameter]} has {', '.join(state)}, {kept}")

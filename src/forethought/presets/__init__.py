@@ -1,10 +1,11 @@
 """Presets: named YAML files with part of a configuration, and the reading of such files.
 
 A preset starts with `about:`, one line for people, and then holds any groups of a run's
-configuration. Its mapping `agents:` holds, by agent name, what applies to that agent only.
+configuration. Its mapping `agents:` holds, by agent name, what applies to that agent only. A group
+with `if_kind: KIND` is left out where a preset before it has chosen another kind for that group.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +73,42 @@ def load_file(path: Path) -> dict[str, Any]:
     return data or {}
 
 
-def for_agent(name: str, agent_name: str) -> dict[str, Any]:
-    """The layer that a preset means for one agent: the agent's own part wins over the rest."""
+def for_agent(
+    name: str, agent_name: str, so_far: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The layer that a preset means for one agent: the agent's own part wins over the rest.
+
+    `so_far` is what the presets before it say, by which the groups with `if_kind` are kept or not.
+    """
     data = load(name)
     agents = data.pop("agents", {})
     data.pop("about", None)
     if not data and agent_name not in agents:
         others = ", ".join(agents) or "no agent"
         raise ConfigError(f"Preset {name} has nothing for agent {agent_name}; it is for {others}.")
-    return layer(data, agents.get(agent_name, {}))
+    return _fitting(layer(data, agents.get(agent_name, {})), so_far or {})
 
 
 def layers(preset_names: Iterable[str], file: Path | None, agent_name: str) -> list[dict[str, Any]]:
     """The layers of the named presets and then of the configuration file, for one agent."""
-    found = [for_agent(name, agent_name) for name in preset_names]
+    found: list[dict[str, Any]] = []
+    so_far: dict[str, Any] = {}
+    for name in preset_names:
+        found.append(for_agent(name, agent_name, so_far))
+        so_far = layer(so_far, found[-1])
     return found if file is None else [*found, load_file(file)]
+
+
+def _fitting(data: Mapping[str, Any], so_far: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer without the groups that are for a kind which was not chosen."""
+    kept: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            before = so_far.get(key)
+            before = {"kind": before} if isinstance(before, str) else before or {}
+            wanted = value.get("if_kind")
+            if wanted is not None and before.get("kind", wanted) != wanted:
+                continue
+            value = _fitting({k: v for k, v in value.items() if k != "if_kind"}, before)
+        kept[key] = value
+    return kept

@@ -15,16 +15,19 @@ A slice of L rows therefore has L observations and L-1 actions and rewards.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from forethought.config import ConfigError, ForethoughtError, nearest, require
 from forethought.spaces.spec import EnvSpec
 from forethought.spaces.structure import Leaf, Structure, column_leaf
 
+LIFE_LOST = "life_lost"
+"""The extra column that cuts the bootstrap though the episode goes on."""
 RESERVED = ("obs", "action", "reward", "terminated", "truncated", "is_first")
 
 
@@ -49,6 +52,8 @@ class RowSpec:
     """Frames per stack, by observation column; stacks are built on sampling."""
     stack_pad: str = "zeros"
     """What stands before an episode's first frame: 'zeros', or the 'first' frame again."""
+    sign_rewards: bool = False
+    """Whether a batch has the signs of the rewards."""
 
     @classmethod
     def of(
@@ -79,7 +84,8 @@ class RowSpec:
                 )
             require(frames >= 1, f"stack of {path}", frames, "at least 1 frame")
         require(stack_pad in ("zeros", "first"), "stack_pad", stack_pad, "zeros or first")
-        return cls(tuple(leaves), tuple(c.name for c in spec.columns), stack, stack_pad)
+        extras = tuple(c.name for c in spec.columns)
+        return cls(tuple(leaves), extras, stack, stack_pad, spec.sign_rewards)
 
     @property
     def history(self) -> int:
@@ -103,10 +109,22 @@ class Batch:
     reward: Tensor
     """[L-1, B]; reward[t] is received on arriving at obs[t+1]."""
     terminated: Tensor
-    """[L-1, B] float, 1.0 where obs[t+1] ended the episode for good: it cuts the bootstrap."""
+    """[L-1, B] float, 1.0 where obs[t+1] ended the episode for good: it cuts the bootstrap. A lost
+    life does so too (where the task declares that column), and there the slice goes on."""
     truncated: Tensor
     """[L-1, B] bool; it never cuts the bootstrap."""
     is_first: Tensor
     """[L, B] bool, True where obs[t] began an episode (only ever in obs[0])."""
     extras: dict[str, Tensor]
     """[L, B, ...] per declared extra column."""
+
+
+def as_learned(batch: Batch, rows: RowSpec) -> Batch:
+    """The batch with what learning sees in place of what happened: the signs of rewards, and lost
+    lives as ends, where the task asks for that."""
+    if rows.sign_rewards:
+        batch = replace(batch, reward=batch.reward.sign())
+    if LIFE_LOST in rows.extras:
+        lost = batch.extras[LIFE_LOST][1:].float()
+        batch = replace(batch, terminated=torch.maximum(batch.terminated, lost))
+    return batch

@@ -145,8 +145,8 @@ def _draw_task(axes: Axes, task: str, groups: Sequence[Group], looks: Mapping[st
 
 
 def _papers(groups: Sequence[Group]) -> list[Published]:
-    known = {group.runs[0].agent: group.published for group in groups}
-    return [curve for curve in known.values() if curve is not None]
+    every = [group.published for group in groups]
+    return list({curve.label: curve for curve in every if curve is not None}.values())
 
 
 def _right(groups: Sequence[Group]) -> int:
@@ -209,8 +209,9 @@ def _captions(groups: Sequence[Group]) -> list[str]:
     right = _right(groups)
     for sign, paper in zip(POINTS.values(), _papers(groups)):
         if _inside(paper, right):
-            every = frames_text(paper.frames[-1] - paper.frames[-2])
-            found.append(f"{sign} {paper.label}, a point every {every} frames")
+            gap = paper.spacing
+            every = "" if gap is None else f", a point every {frames_text(gap)} frames"
+            found.append(f"{sign} {paper.label}{every}")
         else:
             frames, score = paper.at(right)
             text = f"{paper.label}: {number(score)} at {frames_text(frames)} frames"

@@ -84,7 +84,7 @@ class Group:
 
     @property
     def published(self) -> Published | None:
-        return published(self.task, self.runs[0].agent)
+        return published(self.task, self.runs[0].agent, self.runs[0].config)
 
     def curve(self, run: RunRecord) -> tuple[list[int], list[float]]:
         """A run's evaluations; at frame 0 stands random play, which is how a run begins."""

@@ -50,6 +50,9 @@ class EnvSpec:
     distinct_actions: Table | None = None
     """Of a discrete action space, the distinct actions: the choice of each factor, -1 where it does
     not matter; None: every tuple of choices is one."""
+    sign_rewards: bool = False
+    """Whether agents learn from the sign of each reward alone; rows and reports have the raw
+    ones."""
 
     @cached_property
     def action_codec(self) -> ActionCodec:

@@ -66,6 +66,8 @@ class Structure:
         self._ranges = dict(ranges)  # lowest and highest value, for leaves that have a bound
         self._by_path = {leaf.path: leaf for leaf in leaves}
         self._told: set[str] = set()  # leaves whose bounds were left, which is said once
+        # A byte lies in 0 to 255 whatever it is: to look at every pixel of an image would be slow.
+        self._whole = {x.path for x in leaves if x.path in ranges and _is_whole(x, ranges[x.path])}
         self._scalars = {x.path for x in leaves if x.shape == () and x.dtype == np.int64}
 
     @classmethod
@@ -116,7 +118,8 @@ class Structure:
             worst = array[~np.isfinite(copy)].flat[0]
             stored = f" as {leaf.dtype}" if np.isfinite(worst) else ""
             _refuse(leaf.path, place, f"is not finite{stored}: it holds {worst}")
-        if leaf.path in self._ranges:
+        free = leaf.path in self._whole and array.dtype == leaf.dtype
+        if leaf.path in self._ranges and not free:
             self._check_range(leaf, array, place)
         # Gymnasium wants an element of Discrete to be a scalar, of a Box without axes an array.
         return copy[()] if leaf.path in self._scalars else copy
@@ -136,6 +139,14 @@ class Structure:
             log.warning(
                 "%s; it is taken as it is, and not told again.", _where(leaf.path, place, problem)
             )
+
+
+def _is_whole(leaf: Leaf, bounds: tuple[Any, Any]) -> bool:
+    """Whether the bounds are those of the stored integer type itself."""
+    if leaf.dtype.kind not in "iu":
+        return False
+    type_ = np.iinfo(leaf.dtype)
+    return bool(np.all(bounds[0] == type_.min) and np.all(bounds[1] == type_.max))
 
 
 def column_leaf(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> Leaf:

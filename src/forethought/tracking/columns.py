@@ -64,9 +64,10 @@ def episode_columns(tasks: Sequence[str]) -> tuple[str, ...]:
     return (*EPISODE, "task") if tasks else EPISODE
 
 
-def evaluation_columns(tasks: Sequence[str]) -> tuple[str, ...]:
-    """The columns of eval.csv in a run of these tasks; none: of a single one."""
+def evaluation_columns(tasks: Sequence[str], human: bool = False) -> tuple[str, ...]:
+    """The columns of eval.csv in a run of these tasks; none: of a single one. `human`: that one has
+    published scores of people."""
     if not tasks:
-        return EVALUATION
+        return (*EVALUATION, "human_normalised") if human else EVALUATION
     own = [f"{what}/{task}" for task in tasks for what in ("return_mean", "normalised_score")]
     return (*EVALUATION, "normalised_score", *own)

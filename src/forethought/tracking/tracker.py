@@ -39,10 +39,12 @@ class Tracker:
         metric_names: Sequence[str],
         now: Callable[[], float] = time.monotonic,
         tasks: Sequence[str] = (),
+        human: bool = False,
     ) -> None:
         """`clock` is the run's own; `now` must never go back, whatever happens to the date.
 
-        `tasks` are the names of the tasks where there are several.
+        `tasks` are the names of the tasks where there are several; `human` says that evaluations
+        are also told in scores of people.
         """
         self.run = run
         self.csv_failures = 0
@@ -55,7 +57,7 @@ class Tracker:
         self._files = {
             "train": CsvFile(run.train_csv, columns.train_columns(metric_names)),
             "episode": CsvFile(run.episodes_csv, columns.episode_columns(tasks)),
-            "evaluation": CsvFile(run.eval_csv, columns.evaluation_columns(tasks)),
+            "evaluation": CsvFile(run.eval_csv, columns.evaluation_columns(tasks, human)),
         }
         self._sinks = [GuardedSink(sink, run) for sink in sinks]
 

@@ -40,6 +40,7 @@ FREE_KEYS = frozenset(
         "env.timeout_seconds",
         "env.on_env_error",
         "env.max_restarts",
+        "replay.mapped_folder",
         "train.checkpoint_every_agent_steps",
         "train.keep_checkpoints",
         "offline.data",
@@ -86,10 +87,8 @@ def build_parts(config: RunConfig) -> Parts:
         config.task,
         config.env.num_envs,
         workers=config.env.workers,
-        action_repeat=config.env.action_repeat,
-        max_episode_steps=config.env.max_episode_steps,
-        obs=config.env.obs,
         timeout_seconds=config.env.timeout_seconds,
+        **config.env.training,
     )
     try:
         agent = _new_agent(config, env.spec_for_agent, streams, device, num_envs=env.num_envs)
@@ -178,12 +177,7 @@ def load_agent(
 
 def task_spec(task: str, env: EnvConfig) -> EnvSpec:
     """The task as its training environments show it to an agent."""
-    return spec_of(
-        task,
-        action_repeat=env.action_repeat,
-        max_episode_steps=env.max_episode_steps,
-        obs=env.obs,
-    )
+    return spec_of(task, **env.training)
 
 
 def seed_phase(config: TrainConfig, spec: EnvSpec, num_envs: int) -> tuple[int, int]:

@@ -6,7 +6,8 @@
 
 Episode j of environment i is reset with the seed of the stream ("env", i, j), so an episode is a
 function of (seed, actions). The seed and the actions of each open episode are saved; on resume
-they are stepped again, and the observation reached must equal the saved one bit for bit.
+they are stepped again, or the state is restored where an environment offers that, and the
+observation reached must equal the saved one bit for bit.
 
 The strategy for failures (env.on_env_error): halt, or build the environment anew as often as
 `Restarts` allows. A decision that failed is neither stored nor counted; its episode is closed as
@@ -114,12 +115,13 @@ class Collector:
         """Everything that decides the coming steps."""
         act_json, tensors = self.agent.acting_state(self.act_state)
         tensors = {f"act/{name}": tensor for name, tensor in tensors.items()}
-        episodes = []
+        episodes, snapshots = [], self.env.snapshots()
         for i, episode in enumerate(self.open):
             log, actions = episode.log.state()
             episodes.append({"number": episode.number, "total": episode.total, "log": log})
             arrays = {f"action/{i}/{path}": leaf for path, leaf in actions.items()}
             arrays |= {f"obs/{i}/{path}": x for path, x in nested.flatten(self.obs[i]).items()}
+            arrays |= {f"snapshot/{i}/{name}": x for name, x in (snapshots[i] or {}).items()}
             tensors |= {name: torch.from_numpy(np.array(leaf)) for name, leaf in arrays.items()}
         data = {
             "exploration": numpy_state(self.exploration),
@@ -148,7 +150,8 @@ class Collector:
             log = EpisodeLog.restored(saved["log"], arrays)
             self.open[i] = OpenEpisode(saved["number"], log, saved["total"])
             leaves = {k: v.numpy() for k, v in _below(f"obs/{i}/", tensors).items()}
-            reason = replay_episode(self.env, i, log, nested.unflatten(leaves))
+            snapshot = {k: v.numpy() for k, v in _below(f"snapshot/{i}/", tensors).items()}
+            reason = replay_episode(self.env, i, log, nested.unflatten(leaves), snapshot)
             if reason is None:
                 self._see(i, *self.env.current(i))
                 continue

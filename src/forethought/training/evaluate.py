@@ -1,8 +1,9 @@
 """Evaluation: episodes of an agent, or of random play, in environments and streams of their own.
 
-The seeds of evaluation k come from the streams ("eval", k, episode) and the agent's noise from
-("eval-planner", k), never from a training stream. Evaluation 0 is random play, the yardstick that
-stands beside every result; the agent's evaluations count from 1.
+The seeds of evaluation k come from the streams ("eval", k, episode), the agent's noise from
+("eval-planner", k) and the random actions of an epsilon from ("eval-epsilon", k), never from a
+training stream. Evaluation 0 is random play, the yardstick that stands beside every result; the
+agent's evaluations count from 1.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from forethought import files
 from forethought.agents.base import Agent, AgentPolicy
 from forethought.config import EnvConfig
 from forethought.envs import EpisodeLog, VectorEnv, make_env, multi
-from forethought.envs.episodes import Played, Policy, legal_random, run_episodes
+from forethought.envs.episodes import EpsilonGreedy, Played, Policy, legal_random, run_episodes
 from forethought.envs.film import Recording
+from forethought.envs.protocols import evaluation_options, human_normalised, protocol_of
 from forethought.seeding import Streams
 from forethought.spaces import EnvSpec
 from forethought.tracking import RunDirectory
@@ -32,6 +34,8 @@ from forethought.training.device import set_threads
 
 PARALLEL_ENVS = 10
 """Environments that an evaluation steps together at most; of several tasks, at least one each."""
+EPISODES = 10
+"""Played by `evaluate`, where nobody says how many."""
 PER_EPISODE = ("returns", "lengths", "seeds", "terminated", "truncated", "success")
 """Fields of a result that have one entry per episode."""
 
@@ -62,6 +66,10 @@ class EvalResult:
     """The seed that the episodes' own seeds come from."""
     tasks: tuple[str, ...] = ()
     """Which of several tasks each episode was of; empty where there is one."""
+    protocol: str | None = None
+    """The published way in which it was played, if it was one."""
+    epsilon: float = 0.0
+    """Probability with which a decision was replaced by a random action."""
 
     @classmethod
     def of(cls, played: Played, task: str, policy: str) -> EvalResult:
@@ -124,6 +132,11 @@ class EvalResult:
         return None if self.success_mean is None else 100 * self.success_mean
 
     @property
+    def human_normalised(self) -> float | None:
+        """0 for random play, 1 for a person, by published scores; None where there are none."""
+        return human_normalised(self.task, self.mean)
+
+    @property
     def std(self) -> float:
         """Population standard deviation of the returns."""
         return float(np.std(self.returns))
@@ -147,6 +160,7 @@ class EvalResult:
 
     def statistics(self) -> dict[str, float | int | None]:
         """The summary columns of eval.csv."""
+        human = self.human_normalised
         return {
             "episodes": len(self.returns),
             "n_failed": self.n_failed,
@@ -158,6 +172,7 @@ class EvalResult:
             "return_max": max(self.returns),
             "length_mean": float(np.mean(self.lengths)),
             "success_mean": self.success_mean,
+            **({} if human is None else {"human_normalised": human}),
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -244,6 +259,19 @@ class Watched:
         return self.policy.act(obs, state, first, infos)
 
 
+class Seeds(Sequence[int]):
+    """The seeds of evaluation `index`, each made when it is asked for."""
+
+    def __init__(self, streams: Streams, index: int, number: int) -> None:
+        self.streams, self.index, self.number = streams, index, number
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, episode: Any) -> Any:
+        return self.streams.seed("eval", self.index, range(self.number)[episode])
+
+
 class Evaluator:
     """The evaluation environments of one task, made when first needed and kept until `close`."""
 
@@ -254,12 +282,21 @@ class Evaluator:
         streams: Streams,
         episodes: int,
         tell: Callable[[int, int], None] | None = None,
+        *,
+        protocol: str | None = None,
+        epsilon: float = 0.0,
     ) -> None:
-        """`tell` is called before each step with the episodes ended and the steps taken."""
+        """`tell` is called before each step with the episodes ended and the steps taken. A
+        `protocol` by name takes the place of `episodes` and `epsilon`."""
         self.task = task
         self.config = config
         self.streams = streams
-        self.episodes = episodes
+        self.protocol, self.rules = protocol, protocol_of(protocol, task)
+        self.episodes, self.epsilon = episodes, epsilon
+        if self.rules is not None:
+            # An episode has at least one step, so no more of them than steps are ever needed.
+            self.episodes = self.rules.episodes or self.rules.agent_steps or episodes
+            self.epsilon = self.rules.epsilon
         self.tell = tell
         self.several = len(multi.members(task)) if multi.is_multi(task) else 1
         """Tasks, each of which has so many episodes."""
@@ -271,15 +308,12 @@ class Evaluator:
     def env(self) -> VectorEnv:
         """In process, whatever training uses: an evaluation steps them one by one."""
         if self._env is None:
-            limit = self.config.eval_max_episode_steps or self.config.max_episode_steps
             together = max(1, PARALLEL_ENVS // self.several)
             self._env = make_env(
                 self.task,
                 min(self.episodes, together),
-                action_repeat=self.config.action_repeat,
-                max_episode_steps=limit,
-                obs=self.config.obs,
                 timeout_seconds=self.config.timeout_seconds,
+                **evaluation_options(self.task, self.config, self.protocol),
             )
         return self._env
 
@@ -288,11 +322,15 @@ class Evaluator:
     ) -> EvalResult:
         """Evaluation `index` of an agent; `polls` are those of the episode runner."""
         policy: Policy = AgentPolicy(agent, self.streams, index)
+        if self.epsilon:
+            stream = self.streams.numpy("eval-epsilon", index)
+            policy = EpsilonGreedy(policy, self.epsilon, self.env.spec_for_agent, stream)
         self.recorded = None
         if record:
             self.recorded = EpisodeLog(self.streams.seed("eval", index, 0))
             policy = Recording(policy, self.recorded)
-        return self._play(policy, agent.name, index, **polls)
+        result = self._play(policy, agent.name, index, **polls)
+        return replace(result, epsilon=self.epsilon)
 
     def random(self, **polls: Callable[..., Any]) -> EvalResult:
         """Random play: evaluation 0."""
@@ -304,9 +342,10 @@ class Evaluator:
     ) -> EvalResult:
         if self.tell is not None:
             policy = Watched(policy, self.tell)
-        number = self.episodes * self.several
-        seeds = [self.streams.seed("eval", index, episode) for episode in range(number)]
-        return EvalResult.of(run_episodes(policy, self.env, seeds, **polls), self.task, name)
+        seeds = Seeds(self.streams, index, self.episodes * self.several)
+        steps = None if self.rules is None else self.rules.agent_steps
+        played = run_episodes(policy, self.env, seeds, min_steps=steps, **polls)
+        return replace(EvalResult.of(played, self.task, name), protocol=self.protocol)
 
     def close(self) -> None:
         """Ends the environments."""
@@ -319,7 +358,8 @@ def evaluate_target(
     target: str,
     *,
     policy: str | None = None,
-    episodes: int = 10,
+    episodes: int | None = None,
+    protocol: str | None = None,
     checkpoint: str | None = None,
     seed: int | None = None,
     device: str | None = None,
@@ -328,7 +368,8 @@ def evaluate_target(
     """Plays episodes of a run's agent, or of random play in a task or in a run's environments.
 
     The episodes are those of evaluation 0, so an agent and random play meet the same starts, which
-    are other ones than those of the agent's evaluations during training.
+    are other ones than those of the agent's evaluations during training. A `protocol` decides how
+    much is played and how; None is that of the run, if it has one and `episodes` are not given.
     `tell` is called before each step with the episodes ended and the steps taken so far.
     """
     run: RunDirectory | None = None
@@ -337,9 +378,11 @@ def evaluate_target(
         config = read_config(run)
         set_threads(config.train.threads)  # sums are split by it: the same numbers as in training
         task, env, seed = config.task, config.env, config.seed if seed is None else seed
-        names = [config.agent_name, "random"]
+        names, epsilon = [config.agent_name, "random"], config.eval.epsilon
+        protocol = config.eval.protocol if protocol is None and episodes is None else protocol
     elif ":" in target:
         task, env, seed, names = target, EnvConfig(), 1 if seed is None else seed, ["random"]
+        epsilon = 0.0
     else:
         raise conf.ConfigError(
             f"There is no run directory {target}, and a task is written like gym:Pendulum-v1."
@@ -352,7 +395,12 @@ def evaluate_target(
             rule = "left out: it has no effect on random play"
             conf.require(value is None, key, value, rule)
     which = checkpoint or "latest"
-    evaluator = Evaluator(task, env, Streams(seed), episodes, tell)
+    if protocol is not None:
+        rule = f"left out: the protocol {protocol} decides it"
+        conf.require(episodes is None, "episodes", episodes, rule)
+    number = EPISODES if episodes is None else episodes
+    options: dict[str, Any] = {"protocol": protocol, "epsilon": epsilon}
+    evaluator = Evaluator(task, env, Streams(seed), number, tell, **options)
     place = None if run is None else str(run.path)
     try:
         if run is None or policy == "random":

@@ -17,6 +17,7 @@ from forethought import files
 from forethought.clock import Clock, Every, UpdateBudget
 from forethought.config import RunConfig, to_dict
 from forethought.envs.multi import task_names
+from forethought.envs.protocols import human_normalised
 from forethought.files import FileError, reach
 from forethought.tracking import RunDirectory, Sink, Tracker
 from forethought.training.build import Parts, seed_phase
@@ -40,14 +41,24 @@ class Trainer:
         spec, rhythm = parts.agent.spec, config.rhythm
         self.config, self.run, self.parts, self.agent = config, run, parts, parts.agent
         self.clock = self.make_clock()
+        self.agent.follow(self.clock, config.steps)
         self.seed_phase = seed_phase(config.train, spec, parts.agent.num_envs)
         self.random_agent_steps = self.seed_phase[0] if config.train.seed_policy == "random" else 0
         """Of the seed phase, those that random actions play."""
         self.budget = self.make_budget()
-        names = task_names(spec)
-        self.tracker = Tracker(run, sinks, self.clock, self.agent.metric_names, tasks=names)
+        names, human = task_names(spec), human_normalised(config.task, 0.0) is not None
+        self.tracker = Tracker(
+            run, sinks, self.clock, self.agent.metric_names, tasks=names, human=human
+        )
         self.collector = self.make_collector()
-        self.evaluator = Evaluator(config.task, config.env, parts.streams, config.eval.episodes)
+        self.evaluator = Evaluator(
+            config.task,
+            config.env,
+            parts.streams,
+            config.eval.episodes,
+            protocol=config.eval.protocol,
+            epsilon=config.eval.epsilon,
+        )
         self.videos = EvaluationVideos(config, self.tracker)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, to_dict(config))
         self.gates = Gates()
@@ -56,6 +67,7 @@ class Trainer:
         self.log_every = Every(rhythm.log_every)
         self.eval_every = Every(rhythm.eval_every)
         self.save_every = Every(rhythm.save_every)
+        self.diagnose_every = Every(getattr(config.replay, "diagnostics_every_agent_steps", 0))
         self.evaluations = 0
         """Of the agent, finished; the next one's index is one more."""
         self.evaluation_pending = False
@@ -132,6 +144,13 @@ class Trainer:
         self.budget.advance(self.clock.agent_steps)
         self.tracker.tick("random play" if random else "")
         reach(f"step-{self.clock.agent_steps}")
+
+    def report(self) -> None:
+        """What is due in train.csv: what replay gives now and then, and a row per interval."""
+        if self.diagnose_every.due(self.clock.agent_steps):
+            self.tracker.add(self.agent.replay_diagnostics())
+        if self.log_every.due(self.clock.position):
+            self.tracker.flush_train(self.clock)
 
     def evaluate(self, stop: Stop) -> bool:
         """The pending evaluation; True when its score is the best so far."""
@@ -249,7 +268,8 @@ class Trainer:
         for name, start in self._own_state().items():
             setattr(self, name, data.get(name, start))
         for name, part in self._counting_parts().items():
-            part.restore(data[name])
+            if name in data:  # one of an older version may lack the newest of them
+                part.restore(data[name])
         self.tracker.restore(data["tracker"])
         lost: dict[int, str] = {}
         if self.collector is not None:
@@ -278,7 +298,8 @@ class Trainer:
         return {name: getattr(self, name) for name in names}
 
     def _counting_parts(self) -> dict[str, Any]:
-        names = ("clock", "budget", "gates", "log_every", "eval_every", "save_every")
+        names = ["clock", "budget", "gates", "log_every", "eval_every", "save_every"]
+        names += ["diagnose_every"] if self.diagnose_every.period else []
         return {name: getattr(self, name) for name in names}
 
     # ---- saying what happens ----

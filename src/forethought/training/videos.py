@@ -16,6 +16,7 @@ from forethought.config import ForethoughtError, RunConfig
 from forethought.envs import EpisodeLog
 from forethought.envs.episodes import EvaluationInterrupted
 from forethought.envs.film import Recorded
+from forethought.envs.protocols import evaluation_options
 from forethought.tracking import Tracker
 from forethought.tracking.sinks import MAX_FAILURES
 from forethought.tracking.video import VideoError
@@ -49,13 +50,15 @@ class EvaluationVideos:
         """Writes the video of a recorded episode; `polls` are those of the episode runner."""
         file = self.folder / f"step-{step:09d}.mp4"
         title = f"{self.config.task}, {self.config.agent_name} at step {step:,}"
+        protocol = self.config.eval.protocol
+        made_with = evaluation_options(self.config.task, self.config.env, protocol)
         try:
             self.folder.mkdir(exist_ok=True)
             played = film(
                 Recorded(recorded),
                 [recorded.seed],
                 self.config.task,
-                self.config.env,
+                made_with,
                 file,
                 title,
                 polls=polls,

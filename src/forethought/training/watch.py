@@ -18,10 +18,11 @@ from typing import Any
 
 from forethought import files
 from forethought.agents.base import AgentPolicy
-from forethought.config import ConfigError, EnvConfig, unknown
+from forethought.config import ConfigError, unknown
 from forethought.envs import TaskEnv, VectorEnv, make_single, multi
-from forethought.envs.episodes import Played, Policy, run_episodes
+from forethought.envs.episodes import EpsilonGreedy, Played, Policy, run_episodes
 from forethought.envs.film import FilmedEnv, Shot
+from forethought.envs.protocols import evaluation_options, protocol_of
 from forethought.seeding import Streams
 from forethought.tracking import RunDirectory
 from forethought.tracking.video import check_file, write_video
@@ -63,14 +64,20 @@ def watch_run(
 
     streams = Streams(seed)
     seeds = [streams.seed("eval", 0, episode) for episode in range(episodes)]
+    made_with = evaluation_options(config.task, config.env, config.eval.protocol)
+    rules = protocol_of(config.eval.protocol, config.task)
+    epsilon = config.eval.epsilon if rules is None else rules.epsilon
     policy: Policy = AgentPolicy(agent, streams, 0)
+    if epsilon:
+        stream = streams.numpy("eval-epsilon", 0)
+        policy = EpsilonGreedy(policy, epsilon, agent.spec, stream)
     if tell is not None:
         policy = Watched(policy, tell)
     if video is not None:
         title = f"{shown}, {agent.name} at step {step:,}"
-        played = film(policy, seeds, config.task, config.env, video, title, number=number)
+        played = film(policy, seeds, config.task, made_with, video, title, number=number)
     else:
-        played = _show(policy, seeds, config.task, config.env, number)
+        played = _show(policy, seeds, config.task, made_with, number)
     result = replace(EvalResult.of(played, shown, agent.name), tasks=())
     return replace(result, run=str(path), checkpoint=checkpoint, checkpoint_step=step, seed=seed)
 
@@ -79,7 +86,7 @@ def film(
     policy: Policy,
     seeds: Sequence[int],
     task: str,
-    env_config: EnvConfig,
+    made_with: dict[str, Any],
     path: Path,
     title: str,
     *,
@@ -87,13 +94,13 @@ def film(
     polls: dict[str, Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Played:
-    """Plays one episode per seed into a video; `options` are those of the environment, `number` the
-    place of the task among several.
+    """Plays one episode per seed into a video, in an environment that is `made_with` these options;
+    `number` is the place of the task among several, `options` are those of the vector.
 
     Below each picture stand the title, and how far the episode is.
     """
     with ExitStack() as stack:
-        env = FilmedEnv(_maker(task, env_config, "rgb_array", number), **options)
+        env = FilmedEnv(_maker(task, made_with, "rgb_array", number), **options)
         stack.callback(env.close)
         add = stack.enter_context(write_video(path, env.frames_per_second))
 
@@ -113,26 +120,22 @@ def _shown(task: str, wanted: str | None) -> tuple[str, int]:
 
 
 def _show(
-    policy: Policy, seeds: Sequence[int], task: str, env_config: EnvConfig, number: int
+    policy: Policy, seeds: Sequence[int], task: str, made_with: dict[str, Any], number: int
 ) -> Played:
     """Plays in a window, which the environment itself opens and keeps to the task's speed."""
-    env = VectorEnv([_maker(task, env_config, "human", number)])
+    env = VectorEnv([_maker(task, made_with, "human", number)])
     try:
         return run_episodes(policy, env, seeds)
     finally:
         env.close()
 
 
-def _maker(task: str, config: EnvConfig, render_mode: str, number: int) -> Callable[[], TaskEnv]:
+def _maker(
+    task: str, options: dict[str, Any], render_mode: str, number: int
+) -> Callable[[], TaskEnv]:
     """The run's evaluation environment, with pictures."""
     return functools.partial(
-        make_single,
-        task,
-        action_repeat=config.action_repeat,
-        max_episode_steps=config.eval_max_episode_steps or config.max_episode_steps,
-        obs=config.obs,
-        render_mode=render_mode,
-        env_index=number,
+        make_single, task, render_mode=render_mode, env_index=number, **options
     )
 
 

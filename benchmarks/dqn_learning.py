@@ -1,0 +1,67 @@
+"""Does the DQN family learn? Plain, modern and Rainbow on MinAtar's Breakout, beside random play.
+
+    python benchmarks/dqn_learning.py [--members plain ...] [--out FOLDER] [--seeds 1 2 3]
+
+Each run has 500,000 decisions and one core. The last checkpoint is evaluated over 30 episodes. What
+is asked: 6 at least for each member, and of modern no less than of plain. Runs that FOLDER already
+holds are resumed or, where complete, only evaluated. Writes docs/results/dqn_learning.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from learning_kinds import outcome, summary
+from results import write
+from runs import train_or_resume
+
+TASK = "minatar:breakout"
+AIM = 6.0
+MEMBERS = {
+    "plain": ("dqn_minatar",),
+    "modern": ("dqn_modern", "dqn_minatar"),
+    "rainbow": ("dqn_rainbow", "dqn_minatar"),
+}
+
+
+def learn(member: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One run, and its last checkpoint beside random play."""
+    run = options.out / f"{member}-seed{seed}"
+    presets = [word for name in MEMBERS[member] for word in ("--preset", name)]
+    length = ["--steps", str(options.steps)] if options.steps else []
+    train_or_resume(run, "dqn", TASK, *presets, *length, "--seed", str(seed), "--track.no_console")
+    return outcome(run, seed, options.episodes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--members", nargs="+", choices=list(MEMBERS), default=list(MEMBERS))
+    parser.add_argument("--out", type=Path, default=Path("runs/dqn_learning"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--episodes", type=int, default=30, help="evaluation episodes")
+    parser.add_argument("--steps", type=int, help="decisions, instead of the preset's; a trial")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    # Seed by seed, so that a benchmark cut short has something of every member.
+    work = [(seed, member) for seed in options.seeds for member in options.members]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = list(pool.map(lambda pair: learn(pair[1], pair[0], options), work))
+    found: dict[str, Any] = {}
+    for member in options.members:
+        runs = [x for (_, name), x in zip(work, outcomes, strict=True) if name == member]
+        found[member] = {"presets": MEMBERS[member], **summary(runs, AIM)}
+        facts = found[member]
+        print(
+            f"{member}: {facts['return_mean']:.1f} {facts['interval_over_seeds']}, random play "
+            f"{facts['random_return_mean']:.1f} {facts['random_interval']}, aim {AIM}"
+        )
+    if not options.steps:
+        print(f"written: {write('dqn_learning', {'task': TASK, 'members': found})}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""From observations to features: the trunks, and how weights begin.
+
+A trunk takes what replay gives (bytes stay bytes until here) and scales it: an image's values lie
+in [0, 1] behind `Pixels`, and nowhere before.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from forethought.agents.dqn.config import (
+    AutoNetwork,
+    DQNConfig,
+    Impala,
+    MinAtar,
+    Mlp,
+    Nature,
+)
+from forethought.config import ConfigError
+from forethought.nets.conv import after, sides
+from forethought.nets.spectral import SpectralConv2d
+from forethought.spaces.images import Image, image_of
+from forethought.spaces.spec import EnvSpec
+
+FRAMES = 4
+"""Frames per stack of a camera's pictures."""
+SMALL = 36
+"""Pixels of the shorter side below which nature's convolutions leave nothing."""
+IMPALA_CHANNELS = (16, 32, 32)
+Network = Nature | Impala | MinAtar | Mlp
+
+
+class Pixels(nn.Module):
+    """Stacks [B, F, ...] of images to [B, F * C, H, W] with values in [0, 1].
+
+    The only place where pixels are scaled.
+    """
+
+    def __init__(self, image: Image, frames: int) -> None:
+        super().__init__()
+        self.image, self.frames = image, frames
+        self.low, self.scale = image.low, 1.0 / (image.high - image.low)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = self.image
+        if self.frames == 1:
+            x = x.unsqueeze(1)  # not stacked, so without an axis of frames
+        if image.channels_last and x.ndim == 5:
+            x = x.movedim(-1, 2)  # [B, F, C, H, W]
+        x = x.reshape(len(x), -1, image.height, image.width)
+        # A CPU convolves faster when the channels lie together.
+        order = torch.channels_last if x.is_cpu else torch.contiguous_format
+        x = x.to(torch.get_default_dtype(), memory_format=order)
+        return x.sub_(self.low).mul_(self.scale) if self.low else x.mul_(self.scale)
+
+
+class Residual(nn.Module):
+    """x + conv(relu(conv(relu(x))))."""
+
+    def __init__(self, channels: int, spectral: bool) -> None:
+        super().__init__()
+        self.first, self.second = (_conv3(channels, channels, spectral) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.second(torch.relu(self.first(torch.relu(x))))
+        return out
+
+
+def _conv3(inputs: int, outputs: int, spectral: bool) -> nn.Conv2d:
+    if spectral:
+        return SpectralConv2d(inputs, outputs, 3, padding=1)
+    return nn.Conv2d(inputs, outputs, 3, padding=1)
+
+
+class Trunk(nn.Module):
+    """Observations to `features` numbers each."""
+
+    def __init__(self, layers: list[nn.Module], features: int, hidden_units: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+        self.features, self.hidden_units = features, hidden_units
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+def network_for(spec: EnvSpec, config: DQNConfig) -> tuple[Network, Image | None, int]:
+    """The kind of network, the image that it sees (None: a vector) and frames per stack; or a
+    sentence that says what does not fit."""
+    space, network = spec.observation_space, config.network
+    image = image_of(space)
+    shape = space.shape
+    if image is None and (shape is None or len(shape) != 1 or space.dtype.kind not in "fiub"):  # type: ignore[union-attr]
+        raise ConfigError(
+            f"dqn takes an image or one vector as observation, but that of {spec.task} is {space}."
+        )
+    if isinstance(network, AutoNetwork):
+        if image is None:
+            network = Mlp()
+        else:
+            network = MinAtar() if min(image.height, image.width) < SMALL else Nature()
+    if (image is None) != isinstance(network, Mlp):
+        fits = "mlp" if image is None else "nature, impala or minatar"
+        raise ConfigError(
+            f"agent.network is {network.kind}, but {spec.task} shows "
+            f"{'a vector' if image is None else 'images'}: use {fits}, or auto."
+        )
+    if image is None:
+        if config.frames is not None:
+            raise ConfigError(
+                f"agent.frames is {config.frames}, but must be left out: {spec.task} shows no "
+                "images."
+            )
+        return network, None, 1
+    if isinstance(network, Nature):
+        layers = tuple(zip(network.kernels, network.strides, strict=True))
+        if min(map(min, sides(image.height, image.width, layers))) < 1:
+            raise ConfigError(
+                f"The convolutions of agent.network nature leave nothing of the images of "
+                f"{spec.task}, {image.height} x {image.width} pixels: use minatar or impala, or "
+                "smaller kernels and strides."
+            )
+    if isinstance(network, MinAtar) and min(image.height, image.width) < 3:
+        raise ConfigError(
+            f"The images of {spec.task} are smaller than the kernel of agent.network minatar, 3."
+        )
+    frames = config.frames or (FRAMES if image.picture else 1)
+    return network, image, frames
+
+
+def make_trunk(network: Network, image: Image | None, frames: int, vector: int) -> Trunk:
+    """The layers before the last hidden one."""
+    if isinstance(network, Mlp):
+        sizes = (vector, *network.layers)
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return Trunk(layers or [nn.Identity()], sizes[-1], network.hidden_units)
+    assert image is not None
+    inputs = image.channels * frames
+    layers = [Pixels(image, frames)]
+    height, width = image.height, image.width
+    if isinstance(network, Impala):
+        for channels in (network.width * n for n in IMPALA_CHANNELS):
+            layers += [
+                nn.Conv2d(inputs, channels, 3, padding=1),
+                nn.MaxPool2d(3, 2, padding=1),
+                *(Residual(channels, network.spectral_norm) for _ in range(2)),
+            ]
+            inputs = channels
+            height, width = (height + 1) // 2, (width + 1) // 2
+        if network.pool_cells is not None:
+            layers.append(nn.AdaptiveMaxPool2d(network.pool_cells))
+            height = width = network.pool_cells
+        layers.append(nn.ReLU())
+    elif isinstance(network, MinAtar):
+        layers += [nn.Conv2d(inputs, network.channels, 3), nn.ReLU()]
+        inputs, height, width = network.channels, after(height, 3, 1), after(width, 3, 1)
+    else:
+        stack = zip(network.channels, network.kernels, network.strides, strict=True)
+        for channels, kernel, stride in stack:
+            layers += [nn.Conv2d(inputs, channels, kernel, stride), nn.ReLU()]
+            inputs = channels
+            height, width = after(height, kernel, stride), after(width, kernel, stride)
+    layers.append(nn.Flatten())
+    return Trunk(layers, inputs * height * width, network.hidden_units)
+
+
+def initialise(
+    network: nn.Module, outputs: list[nn.Linear], init: str, generator: torch.Generator
+) -> None:
+    """Draws all plain weights; noisy layers have drawn their own.
+
+    No ReLU follows the `outputs`, so the gain that makes up for one would only inflate the first
+    values: they begin as in torch7, whatever the others do.
+    """
+    for module in network.modules():
+        if not isinstance(module, nn.Linear | nn.Conv2d):
+            continue
+        weight, bias = module.weight, module.bias
+        assert bias is not None
+        last = any(module is output for output in outputs)
+        if init == "torch7" or last:
+            bound = weight[0].numel() ** -0.5
+            nn.init.uniform_(weight, -bound, bound, generator=generator)
+            nn.init.uniform_(bias, -bound, bound, generator=generator)
+        else:
+            if init == "orthogonal":
+                nn.init.orthogonal_(weight, math.sqrt(2), generator=generator)
+            else:
+                nn.init.kaiming_uniform_(weight, nonlinearity="relu", generator=generator)
+            nn.init.zeros_(bias)
+        if isinstance(module, SpectralConv2d):
+            module.settle(generator)

@@ -1,0 +1,194 @@
+"""Networks of the DQN family: sizes, beginnings, gradients, pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from forethought.agents.dqn.networks import Pixels, network_for
+from forethought.config import ConfigError
+from forethought.nets.noisy import draw_noise
+from forethought.spaces.images import image_of
+from tests.dqn import formula_reference as slow
+from tests.dqn.small_agents import DISTRIBUTIONS, image_spec, make_network, options, vector_spec
+
+NATURE = {"network": {"kind": "nature"}}
+BTR = {"network": {"kind": "impala", "width": 1}}
+
+
+def frames(rows=2, shape=(4, 84, 84), seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (rows, *shape), dtype=torch.uint8, generator=g)
+
+
+def noise_and_tau(network, rows, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    noise = draw_noise(network.noisy_layers, g) or None
+    return noise, torch.rand(rows, 4, generator=g) if network.embedding is not None else None
+
+
+@pytest.mark.parametrize("actions", [4, 6, 18])
+def test_finding_21_parameter_count_of_the_nature_network(actions):
+    network = make_network(image_spec(actions=actions), options(**NATURE))
+    count = sum(p.numel() for p in network.parameters())
+    assert count == 1_684_128 + 513 * actions == network.log_architecture()["total"]
+
+
+def test_confirmed_conv_output_is_7_x_7_x_64():
+    """Seed 004, confirmed correct 'Conv output'."""
+    network = make_network(image_spec(), options(**NATURE))
+    assert network.trunk.features == 3136
+    assert network.features(frames()).shape == (2, 3136)
+
+
+CASES = {
+    "nature": (image_spec(), NATURE, (4, 84, 84)),
+    "impala": (image_spec(), BTR, (4, 84, 84)),
+    "impala plain": (
+        image_spec((21, 25)),
+        {"network": {"kind": "impala", "width": 1, "spectral_norm": False, "pool_cells": None}},
+        (4, 21, 25),
+    ),
+    "minatar": (
+        image_spec((10, 10, 4), dtype=np.bool_),
+        {"network": {"kind": "auto"}},
+        (10, 10, 4),
+    ),
+    "mlp": (vector_spec(), {}, (5,)),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "distribution"),
+    [*((case, "none") for case in CASES), ("mlp", "c51"), ("mlp", "qr"), ("nature", "iqn")],
+)
+def test_finding_21_gradient_reaches_every_parameter(case, distribution):
+    spec, given, shape = CASES[case]
+    config = options(
+        **given,
+        distribution=DISTRIBUTIONS[distribution],
+        dueling=True,
+        noisy={"kind": "factorised"},
+    )
+    network = make_network(spec, config)
+    x = frames(shape=shape) if case != "mlp" else torch.randn(2, *shape)
+    out = network((x > 127) if case == "minatar" else x, *noise_and_tau(network, 2))
+    assert out.shape[:2] == (2, spec.action_codec.size)
+    assert network.expected(out).shape == (2, spec.action_codec.size)
+    (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(1))).sum().backward()
+    without = [n for n, p in network.named_parameters() if p.grad is None or not p.grad.any()]
+    assert without == []
+
+
+@pytest.mark.parametrize("init", ["torch7", "orthogonal", "kaiming"])
+@pytest.mark.parametrize("dueling", [False, True])
+def test_finding_13_output_layer_has_no_relu_gain(init, dueling):
+    network = make_network(image_spec(), options(**NATURE, init=init, dueling=dueling))
+    streams = [network.advantage] + ([network.value] if network.value is not None else [])
+    for stream in streams:
+        assert stream.output.weight.abs().max() <= 512**-0.5 + 1e-6
+        assert stream.output.bias.abs().max() <= 512**-0.5 + 1e-6
+    if init == "torch7":
+        q = network.expected(network(frames(8), None, None))
+        assert q.std(0).max() < 0.1  # over random observations
+
+
+def test_init_torch7_is_uniform_within_the_inverse_root_of_the_inputs():
+    network = make_network(image_spec(), options(**NATURE))
+    for name, p in network.named_parameters():
+        inputs = {"trunk.layers.1": 256, "trunk.layers.3": 512, "trunk.layers.5": 576}.get(
+            name.rpartition(".")[0], 3136 if "hidden" in name else 512
+        )
+        assert 0.9 * inputs**-0.5 < p.abs().max() <= inputs**-0.5 + 1e-7 or p.numel() < 40
+
+
+@pytest.mark.parametrize("init", ["orthogonal", "kaiming"])
+def test_hidden_layers_keep_the_relu_gain(init):
+    network = make_network(image_spec(), options(**NATURE, init=init))
+    hidden = network.advantage.hidden.weight  # [512, 3136]
+    row = 2.0 if init == "orthogonal" else 2 / 3136 * 3136
+    assert hidden.square().sum(1).mean().item() == pytest.approx(row, rel=0.02)
+    assert not network.advantage.hidden.bias.any()
+
+
+def test_confirmed_dueling_takes_off_the_mean_not_the_maximum():
+    """Seed 004, confirmed correct 'Dueling': the mean over actions of Q - V is 0."""
+    network = make_network(vector_spec(), options(dueling=True)).double()
+    x = torch.randn(4, 5, dtype=torch.float64)
+    q = network.expected(network(x, None, None))
+    features = network.features(x)
+    value = network.value(features, None)  # [4, 1]
+    advantage = network.advantage(features, None)  # [4, 3]
+    torch.testing.assert_close((q - value).mean(1), torch.zeros(4).double())
+    wanted = [slow.dueling(v.item(), a.tolist()) for v, a in zip(value, advantage, strict=True)]
+    np.testing.assert_allclose(q.detach(), wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_confirmed_pixels_are_scaled_once_in_the_encoder():
+    """Seed 004, confirmed correct 'uint8 normalization only in encoder'."""
+    image = image_of(image_spec().observation_space)
+    assert image is not None
+    x = Pixels(image, 4)(torch.full((1, 4, 84, 84), 255, dtype=torch.uint8))
+    assert x.shape == (1, 4, 84, 84) and x.min() == x.max() == 1.0
+    assert Pixels(image, 4)(torch.zeros(1, 4, 84, 84, dtype=torch.uint8)).abs().max() == 0
+
+
+def test_channels_of_a_grid_stand_first_and_keep_their_cells():
+    image = image_of(image_spec((10, 10, 4), dtype=np.bool_).observation_space)
+    assert image is not None
+    x = torch.zeros(1, 10, 10, 4, dtype=torch.bool)
+    x[0, 2, 7, 3] = True
+    seen = Pixels(image, 1)(x)
+    assert seen.shape == (1, 4, 10, 10) and seen.sum() == 1 and seen[0, 3, 2, 7] == 1
+
+
+def test_iqn_embedding_agrees_with_equation_4():
+    network = make_network(vector_spec(), options(distribution=DISTRIBUTIONS["iqn"])).double()
+    tau = torch.rand(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    ours = network.embedding(tau).detach()
+    linear = network.embedding.linear
+    for b in range(2):
+        for n in range(3):
+            wanted = slow.cosine_embedding(
+                tau[b, n].item(), linear.weight.tolist(), linear.bias.tolist()
+            )
+            np.testing.assert_allclose(ours[b, n], wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_iqn_features_are_multiplied_before_the_hidden_layer():
+    network = make_network(vector_spec(), options(distribution=DISTRIBUTIONS["iqn"]))
+    x, tau = torch.randn(2, 5), torch.rand(2, 4)
+    features = network.features(x)
+    by_hand = network.advantage(features[:, None] * network.embedding(tau), None)  # [2, 4, 3]
+    torch.testing.assert_close(network(x, None, tau), by_hand.transpose(1, 2))
+
+
+def test_each_environment_has_noise_of_its_own_in_acting():
+    network = make_network(vector_spec(), options(noisy={"kind": "factorised", "sigma": 2.0}))
+    x = torch.randn(1, 5).expand(3, 5)
+    q = network(x, draw_noise(network.noisy_layers, torch.Generator().manual_seed(0), 3), None)
+    assert len({tuple(row) for row in q.squeeze(-1).tolist()}) == 3
+    same = network(x, draw_noise(network.noisy_layers, torch.Generator().manual_seed(0)), None)
+    assert torch.equal(same[0], same[1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "words"),
+    [
+        (vector_spec(), NATURE, "agent.network is nature, but stub shows a vector: use mlp"),
+        (image_spec(), {"network": {"kind": "mlp"}}, "shows images: use nature, impala or minatar"),
+        (image_spec((20, 20)), NATURE, "leave nothing of the images of stub, 20 x 20 pixels"),
+        (vector_spec(), {"frames": 4}, "agent.frames is 4, but must be left out"),
+    ],
+)
+def test_a_network_that_does_not_fit_the_task_is_refused(spec, given, words):
+    with pytest.raises(ConfigError, match=words):
+        network_for(spec, options(**given))
+
+
+def test_auto_takes_the_network_that_fits():
+    auto = options(network={"kind": "auto"})
+    kinds = [network_for(s, auto)[0].kind for s, *_ in CASES.values()]
+    assert kinds == ["nature", "nature", "minatar", "minatar", "mlp"]
+    assert [network_for(s, auto)[2] for s, *_ in CASES.values()] == [4, 4, 4, 1, 1]

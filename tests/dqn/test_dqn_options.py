@@ -1,0 +1,195 @@
+"""Options and presets of the DQN family: what contradicts itself is refused, presets compose."""
+
+from __future__ import annotations
+
+import pytest
+
+from forethought import presets
+from forethought.agents.dqn import DQNConfig
+from forethought.config import ConfigError, PrioritizedReplayConfig, build_run_config, from_dict
+
+TOGGLES = ("double", "dueling", "n_step", "distribution", "noisy", "munchausen")
+FAMILY = [name for name in presets.names() if name.startswith("dqn_")]
+
+
+def run(*names, task="atari:Pong", **flags):
+    layers = [*presets.layers(names, None, "dqn"), flags]
+    return build_run_config("dqn", task, DQNConfig, layers)
+
+
+def toggles(*names, task="atari:Pong"):
+    config = run(*names, task=task)
+    own = {name: getattr(config.agent, name) for name in TOGGLES}
+    shown = {name: getattr(value, "kind", value) for name, value in own.items()}
+    return shown | {"replay": config.replay.kind, "network": config.agent.network.kind}
+
+
+def test_there_is_a_preset_for_each_member_of_the_family():
+    wanted = "100k btr c51 dopamine iqn minatar modern nature_code nature_text qr rainbow small"
+    assert [f"dqn_{name}" for name in wanted.split()] == FAMILY
+
+
+PLAIN = {
+    "double": False,
+    "dueling": False,
+    "n_step": 1,
+    "distribution": "none",
+    "noisy": "none",
+    "munchausen": "none",
+    "replay": "uniform",
+    "network": "nature",
+}
+RAINBOW = {
+    "double": True,
+    "dueling": True,
+    "n_step": 3,
+    "distribution": "c51",
+    "noisy": "factorised",
+    "replay": "prioritized",
+}
+PARTS = {
+    "dqn_nature_code": {},
+    "dqn_nature_text": {},
+    "dqn_dopamine": {},
+    "dqn_c51": {"distribution": "c51"},
+    "dqn_qr": {"distribution": "qr"},
+    "dqn_iqn": {"distribution": "iqn"},
+    "dqn_rainbow": RAINBOW,
+    "dqn_100k": {**RAINBOW, "n_step": 20},
+    "dqn_modern": {"double": True, "dueling": True, "n_step": 3, "replay": "prioritized"},
+    "dqn_btr": {
+        **RAINBOW,
+        "double": False,
+        "distribution": "iqn",
+        "munchausen": "on",
+        "network": "impala",
+    },
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_preset_has_the_parts_of_its_paper(name):
+    assert toggles(name) == {**PLAIN, **PARTS[name]}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_minatar_keeps_the_parts_of_the_preset_before_it(name):
+    alone = toggles(name)
+    both = toggles(name, "dqn_minatar", task="minatar:breakout")
+    assert both == {**alone, "network": "minatar"}
+    config = run(name, "dqn_minatar", task="minatar:breakout")
+    assert (config.steps, config.replay.capacity_rows) == (500_000, 100_000)
+    epsilon = config.agent.exploration
+    if name in ("dqn_rainbow", "dqn_100k"):
+        assert epsilon.kind == "none", "noisy layers get no epsilon beside them"
+    else:
+        assert epsilon.decay_agent_steps == 100_000
+
+
+def test_small_is_double_dqn_on_vectors():
+    assert toggles("dqn_small") == {**PLAIN, "double": True, "network": "mlp"}
+
+
+def test_minatar_alone_is_plain():
+    assert toggles("dqn_minatar", task="minatar:breakout") == {**PLAIN, "network": "minatar"}
+
+
+def test_nature_code_and_text_differ_in_the_target_s_unit_alone():
+    code, text = (run(f"dqn_nature_{name}").agent for name in ("code", "text"))
+    assert (code.target.kind, code.target.period_agent_steps) == ("agent_steps", 10_000)
+    assert (text.target.kind, text.target.period_updates) == ("updates", 10_000)
+    import dataclasses
+
+    assert dataclasses.replace(code, target=text.target) == text
+
+
+def test_the_numbers_of_the_papers():
+    """A second look at what a slip of the pen in a preset would change in silence."""
+    nature, rainbow, btr = (run(f"dqn_{name}") for name in ("nature_code", "rainbow", "btr"))
+    optimiser = nature.agent.optimiser
+    assert (optimiser.kind, optimiser.lr, optimiser.decay) == ("deepmind_rmsprop", 2.5e-4, 0.95)
+    assert optimiser.epsilon == 0.01
+    assert nature.train.updates_per_agent_step == 0.25 and nature.train.seed_agent_steps == 50_000
+    assert nature.agent.epsilon.decay_agent_steps == 1_000_000
+    assert (rainbow.replay.alpha, rainbow.replay.beta_start) == (0.5, 0.4)
+    assert rainbow.agent.target.period_agent_steps == 8_000
+    assert 1 / btr.train.updates_per_agent_step == 64 and btr.agent.batch_size == 256
+    assert btr.agent.optimiser.epsilon == 0.005 / 256
+    assert run("dqn_c51").agent.optimiser.epsilon == 0.01 / 32
+    assert isinstance(run("dqn_modern").replay, PrioritizedReplayConfig)
+    assert run("dqn_modern").replay.alpha == 0.5
+
+
+def test_without_a_preset_a_run_learns_every_fourth_step_from_uniform_replay():
+    config = run(task="gym:CartPole-v1")
+    assert (config.replay.kind, config.train.updates_per_agent_step) == ("uniform", 0.25)
+    assert config.train.seed_updates == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"munchausen": {"kind": "on"}, "double": True},
+            "agent.double is True, but must be left out: Munchausen",
+        ),
+        (
+            {"munchausen": {"kind": "on"}, "distribution": {"kind": "c51"}},
+            "agent.munchausen is on, but agent.distribution is c51",
+        ),
+        (
+            {"optimiser": {"kind": "adam", "decay": 0.9}},
+            "agent.optimiser.decay belongs to agent.optimiser of kind deepmind_rmsprop",
+        ),
+        ({"noisy": {"sigma": 0.1}}, "agent.noisy.sigma belongs to agent.noisy of kind factorised"),
+        (
+            {"distribution": {"kind": "qr", "atoms": 51}},
+            "belongs to agent.distribution of kind c51",
+        ),
+        ({"network": {"kind": "nature", "spectral_norm": True}}, "of kind impala"),
+        ({"target": {"kind": "updates", "period_agent_steps": 8}}, "of kind agent_steps"),
+        ({"epsilon": {"kind": "none", "end": 0.1}}, "belongs to agent.epsilon of kind linear"),
+        (
+            {"epsilon": {"kind": "linear", "off_after_agent_steps": 5}},
+            "must be at least agent.epsilon.decay",
+        ),
+        ({"n_step": 0}, "agent.n_step is 0, but must be at least 1"),
+        ({"gamma": 1.5}, "agent.gamma is 1.5"),
+        ({"distribution": {"kind": "c51", "v_min": 10}}, "must be below agent.distribution.v_max"),
+        ({"network": {"kind": "nature", "kernels": [8, 4]}}, "as many as agent.network.channels"),
+        ({"duelling": True}, "Did you mean agent.dueling"),
+    ],
+)
+def test_options_that_contradict_each_other_or_have_no_effect_are_refused(given, words):
+    with pytest.raises(ConfigError, match=words):
+        from_dict(DQNConfig, given, "agent")
+
+
+def test_finding_19_the_paper_s_preset_refuses_an_option_of_another_optimiser(refused):
+    words = ("train", "dqn", "gym:CartPole-v1", "--agent.optimiser", "deepmind_rmsprop")
+    said = refused(*words, "--agent.optimiser.adam_eps", "1.5e-4")
+    assert "adam_eps" in said
+    with pytest.raises(ConfigError, match=r"no key agent.optimiser.adam_eps"):
+        run("dqn_nature_code", agent={"optimiser": {"adam_eps": 1.5e-4}})
+    with pytest.raises(ConfigError, match=r"agent\.optimiser\.decay belongs to"):
+        run("dqn_dopamine", agent={"optimiser": {"decay": 0.95}})
+
+
+def test_finding_20_uniform_replay_refuses_what_is_for_priorities():
+    with pytest.raises(ConfigError, match=r"replay\.alpha belongs to replay of kind"):
+        run("dqn_nature_code", replay={"alpha": 0.6})
+
+
+def test_dqn_refuses_replay_of_slices():
+    with pytest.raises(ConfigError, match="replay is episodes, but must be uniform or prioritized"):
+        run(replay={"kind": "episodes"})
+
+
+def test_a_group_for_another_kind_is_left_out(tmp_path, monkeypatch):
+    (tmp_path / "a.yaml").write_text("about: x\nreplay: {kind: uniform}\nsteps: 5\n")
+    (tmp_path / "b.yaml").write_text("about: x\nreplay: prioritized\n")
+    (tmp_path / "c.yaml").write_text("about: x\nreplay: {if_kind: prioritized, alpha: 0.7}\n")
+    monkeypatch.setattr(presets, "FOLDER", tmp_path)
+    assert presets.layers(["a", "c"], None, "dqn")[1] == {}
+    assert presets.layers(["b", "c"], None, "dqn")[1] == {"replay": {"alpha": 0.7}}
+    assert presets.layers(["c"], None, "dqn") == [{"replay": {"alpha": 0.7}}]
