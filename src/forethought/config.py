@@ -624,10 +624,11 @@ def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, A
     it, it stays and is refused.
 
     An agent's configuration says in `idle` which of its keys that are: by switch (dotted, where it
-    stands in a group) and its value. Recorded data leaves `IDLE_OFFLINE` without effect.
+    stands in a group) and its value. Recorded data leaves `IDLE_OFFLINE` without effect. Below all
+    layers lies what it says in `run_defaults`: other defaults for the rest of a run.
     """
     idle: Mapping[tuple[str, Any], Iterable[str]] = getattr(agent_class, "idle", {})
-    merged: dict[str, Any] = {}
+    merged = layer({}, getattr(agent_class, "run_defaults", {}))
     for override in layers:
         if _inside(override, "offline.data", None) is not None:
             for key in IDLE_OFFLINE:

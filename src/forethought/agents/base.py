@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from forethought import files
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
@@ -88,11 +88,18 @@ class Agent(ABC):
         """
         return False
 
-    @abstractmethod
     def act_with_stats(
         self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, float]]:
-        """One environment's action, and what the planner thought."""
+        """One environment's action, and what the planner thought, if there is one."""
+        first = self._own_state is None
+        if first:
+            self._own_state = self.new_state(1, self.streams, "own-acting", self._own_episode)
+            self._own_episode += 1
+        action, self._own_state = self.act_batch(
+            nested.stack([obs]), self._own_state, np.array([first]), [info or {}], explore
+        )
+        return nested.index(action, 0), self.acting_statistics(self._own_state)
 
     def acting_statistics(self, state: Any) -> Metrics:
         """What a person may want to know about the last decision made with this state."""
@@ -257,6 +264,29 @@ class Agent(ABC):
                 "that it was trained with."
             )
         log.warning("%s was written by %s, but this is %s.", path, *sides)
+
+
+def check_shapes(model: nn.Module, saved: Tensors) -> None:
+    """One sentence where saved weights belong to another model."""
+    own = model.state_dict()
+    for name in sorted(own.keys() | saved.keys()):
+        here = tuple(own[name].shape) if name in own else "absent"
+        there = tuple(saved[name].shape) if name in saved else "absent"
+        if here != there:
+            raise ForethoughtError(
+                f"The saved weights are of another model: {name} is {there} in the file and {here} "
+                "in this agent. Use the configuration and task that it was trained with."
+            )
+
+
+def below(prefix: str, tensors: Tensors) -> Tensors:
+    """The tensors whose names begin with `prefix/`, without it."""
+    return {k[len(prefix) + 1 :]: v for k, v in tensors.items() if k.startswith(prefix + "/")}
+
+
+def parameter_names(model: nn.Module) -> dict[Tensor, str]:
+    """The name of each parameter, by which its optimiser's state is saved."""
+    return {parameter: name for name, parameter in model.named_parameters()}
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,10 @@ class EnvSpec:
     """Of a discrete action space, the distinct actions: the choice of each factor, -1 where it does
     not matter; None: every tuple of choices is one."""
 
+    action_half_range: tuple[float, ...] | None = None
+    """Half the range of each action in the environment's own units, where actions are a bounded Box
+    of floats; None where they are not, or nobody knows."""
+
     @cached_property
     def action_codec(self) -> ActionCodec:
         """The table of all actions; a space that is not discrete is refused."""

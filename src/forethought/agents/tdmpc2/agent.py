@@ -12,7 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from forethought.agents.base import Agent, Json, Metrics, Tensors
+from forethought.agents.base import (
+    Agent,
+    Json,
+    Metrics,
+    Tensors,
+    below,
+    check_shapes,
+    parameter_names,
+)
 from forethought.agents.tdmpc2 import discounts
 from forethought.agents.tdmpc2.act import ActState, decide
 from forethought.agents.tdmpc2.actions import BoxActions
@@ -203,18 +211,6 @@ class TDMPC2(Agent):
         legal = legal_actions(mask, (len(info), self.codec.size))
         return torch.from_numpy(legal).to(self.device)
 
-    def act_with_stats(
-        self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, float]]:
-        first = self._own_state is None
-        if first:
-            self._own_state = self.new_state(1, self.streams, "own-acting", self._own_episode)
-            self._own_episode += 1
-        action, self._own_state = self.act_batch(
-            nested.stack([obs]), self._own_state, np.array([first]), [info or {}], explore
-        )
-        return nested.index(action, 0), self.acting_statistics(self._own_state)
-
     def acting_statistics(self, state: ActState) -> Metrics:
         plan = state.plan
         if plan is None:
@@ -236,7 +232,7 @@ class TDMPC2(Agent):
         state.generator.set_state(tensors["generator"].cpu())
         restored = ActState(tensors["mean"].to(self.device), state.generator, None, state.frames)
         if restored.frames is not None:
-            restored.frames.restore(_below("frames", tensors))
+            restored.frames.restore(below("frames", tensors))
         return restored
 
     # ---- learning ----
@@ -258,7 +254,7 @@ class TDMPC2(Agent):
     ) -> tuple[str, ...]:
         there = multi.members(task) if multi.is_multi(task) else (task,)
         here = multi.task_names(self.spec) or (self.spec.task,)
-        source = Source(told, _below("model", tensors), there, init_task)
+        source = Source(told, below("model", tensors), there, init_task)
         found = transfer(self.model, here, source, self.streams.torch("init-task"))
         self.model.load_state_dict(found.weights)
         self.learner.scale.value.copy_(tensors["q_scale"])
@@ -385,7 +381,7 @@ class TDMPC2(Agent):
         discounts.check_same_gammas(path, meta, self.facts())
 
     def state(self) -> tuple[Json, Tensors]:
-        names = _names(self.model)
+        names = parameter_names(self.model)
         learner = self.learner
         tensors = {f"model/{k}": v for k, v in self.model.state_dict().items()}
         for kind, optimiser in _optimisers(learner):
@@ -397,41 +393,20 @@ class TDMPC2(Agent):
         return json, tensors
 
     def restore(self, json: Json, tensors: Tensors) -> None:
-        check_shapes(self.model, _below("model", tensors))
-        self.model.load_state_dict(_below("model", tensors))
+        check_shapes(self.model, below("model", tensors))
+        self.model.load_state_dict(below("model", tensors))
         self.updates = json["updates"]
         if self.for_acting:
             return
-        names, learner = _names(self.model), self.learner
+        names, learner = parameter_names(self.model), self.learner
         for kind, optimiser in _optimisers(learner):
-            restore_optimiser(optimiser, names, _below(kind, tensors))
+            restore_optimiser(optimiser, names, below(kind, tensors))
         learner.scale.value.copy_(tensors["q_scale"])
         self.update_stream.set_state(tensors["update_stream"].cpu())
 
 
-def check_shapes(model: nn.Module, saved: Tensors) -> None:
-    """One sentence where saved weights belong to another model."""
-    own = model.state_dict()
-    for name in sorted(own.keys() | saved.keys()):
-        here = tuple(own[name].shape) if name in own else "absent"
-        there = tuple(saved[name].shape) if name in saved else "absent"
-        if here != there:
-            raise ForethoughtError(
-                f"The saved weights are of another model: {name} is {there} in the file and {here} "
-                "in this agent. Use the configuration and task that it was trained with."
-            )
-
-
 def _optimisers(learner: Learner) -> tuple[tuple[str, torch.optim.Optimizer], ...]:
     return ("optimiser", learner.optimiser), ("policy_optimiser", learner.policy_optimiser)
-
-
-def _below(prefix: str, tensors: Tensors) -> Tensors:
-    return {k[len(prefix) + 1 :]: v for k, v in tensors.items() if k.startswith(prefix + "/")}
-
-
-def _names(model: nn.Module) -> dict[Tensor, str]:
-    return {parameter: name for name, parameter in model.named_parameters()}
 
 
 def check_actions(spec: EnvSpec) -> tuple[int, ActionCodec | None]:
