@@ -68,14 +68,14 @@ def make_agent(
     >>> make_agent("tdmpc2", make_env("gym:Pendulum-v1"), horizon=5, planner={"samples": 256})
     """
     from forethought.agents.registry import agent_class, config_class
-    from forethought.config import EpisodeReplayConfig, from_dict
+    from forethought.config import default_replay, from_dict
     from forethought.seeding import Streams
     from forethought.training.device import resolve_device
 
     return agent_class(name)(
         env.spec_for_agent,
         from_dict(config_class(name), options, "agent"),
-        replay or EpisodeReplayConfig(),
+        replay or default_replay(config_class(name)),
         streams=Streams(seed),
         device=resolve_device(device),
         num_envs=env.num_envs,

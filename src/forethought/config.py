@@ -151,7 +151,89 @@ class TransitionReplayConfig(_ReplayConfig):
     kind: ClassVar[str] = "transitions"
 
 
-ReplayConfig = EpisodeReplayConfig | TransitionReplayConfig
+@dataclass(frozen=True)
+class _NStepReplayConfig(_ReplayConfig):
+    mapped_folder: str | None = None
+    """Keep the rows in a nameless file in this folder, mapped into memory, and not in main memory;
+    the disk needs room for all of them at once. None is main memory, taken as the rows arrive."""
+    diagnostics_every_agent_steps: int = 10_000
+    """Agent steps between looks at what is drawn from the replay (replay_... in train.csv); 0
+    never looks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        every = self.diagnostics_every_agent_steps
+        require(every >= 0, "replay.diagnostics_every_agent_steps", every, "at least 0")
+        ok = self.mapped_folder is None or self.storage_device == "cpu"
+        rule = f"left out: the rows are kept on {self.storage_device} (replay.storage_device)"
+        require(ok, "replay.mapped_folder", self.mapped_folder, rule)
+
+
+@dataclass(frozen=True)
+class UniformReplayConfig(_NStepReplayConfig):
+    """Transitions of n steps, each equally likely; for agents that learn values alone."""
+
+    kind: ClassVar[str] = "uniform"
+
+
+@dataclass(frozen=True)
+class PrioritizedReplayConfig(_NStepReplayConfig):
+    """Transitions of n steps, drawn in proportion to (|TD error| + epsilon)^alpha (Schaul et al.
+    2016)."""
+
+    kind: ClassVar[str] = "prioritized"
+    alpha: float = 0.5
+    """How much priorities count: 0 not at all, 1 in full."""
+    beta_start: float = 0.4
+    """How much of the bias importance weights correct at first; it rises to 1 in a straight
+    line."""
+    beta_anneal_agent_steps: int | None = None
+    """Agent steps after which it is 1; None is the length of the run."""
+    beta_anneal_updates: int | None = None
+    """The same in updates, instead."""
+    priority_epsilon: float = 1e-6
+    """Added to every |TD error|, so that nothing is forgotten."""
+    uniform_mix: float = 0.0
+    """Share of the draws that are uniform."""
+    is_norm: Literal["global", "batch", "none"] = "global"
+    """Importance weights are divided by the greatest of the whole replay (the paper), by that of
+    the batch (many published numbers), or not at all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.alpha <= 1, "replay.alpha", self.alpha, "between 0 and 1")
+        require(0 <= self.beta_start <= 1, "replay.beta_start", self.beta_start, "between 0 and 1")
+        epsilon, mix = self.priority_epsilon, self.uniform_mix
+        require(epsilon > 0, "replay.priority_epsilon", epsilon, "above 0")
+        require(0 <= mix < 1, "replay.uniform_mix", mix, "at least 0 and below 1")
+        steps, updates = self.beta_anneal_agent_steps, self.beta_anneal_updates
+        for name, value in (("agent_steps", steps), ("updates", updates)):
+            ok = value is None or value >= 1
+            require(ok, f"replay.beta_anneal_{name}", value, "at least 1")
+        if steps is not None and updates is not None:
+            raise ConfigError(
+                f"replay.beta_anneal_agent_steps is {steps} and replay.beta_anneal_updates is "
+                f"{updates}, but beta follows one of them; leave the other out."
+            )
+
+
+ReplayConfig = (
+    EpisodeReplayConfig | TransitionReplayConfig | UniformReplayConfig | PrioritizedReplayConfig
+)
+SLICE_KINDS = (EpisodeReplayConfig.kind, TransitionReplayConfig.kind)
+"""What an agent takes that does not say `replay_kinds`."""
+
+
+def replay_kinds(agent_class: type) -> tuple[str, ...]:
+    """The kinds of replay that an agent can learn from; the first is its default."""
+    return tuple(getattr(agent_class, "replay_kinds", SLICE_KINDS))
+
+
+def default_replay(agent_class: type) -> ReplayConfig:
+    """The replay that an agent has when nobody says which."""
+    kind: Any = union_members(ReplayConfig)[replay_kinds(agent_class)[0]]
+    made: ReplayConfig = kind()
+    return made
 
 
 @dataclass(frozen=True)
@@ -416,7 +498,11 @@ def build_run_config(
     named = data.pop("agent_name", agent_name)
     require(named == agent_name, "agent_name", named, f"{agent_name}, the agent of this run")
     agent: Any = from_dict(agent_config_class, data.pop("agent", {}), "agent")
-    return from_dict(RunConfig, {**data, "agent_name": agent_name, "task": task, "agent": agent})
+    data = {**data, "agent_name": agent_name, "task": task, "agent": agent}
+    config = from_dict(RunConfig, data)
+    kind, kinds = config.replay.kind, replay_kinds(agent_config_class)
+    require(kind in kinds, "replay", kind, f"{_either(kinds)} for {agent_name}")
+    return config
 
 
 def refuse_idle_offline(config: RunConfig, said: Mapping[str, Any]) -> None:
@@ -604,6 +690,11 @@ def _listed(words: Iterable[object]) -> str:
     return ", ".join(map(str, words))
 
 
+def _either(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{_listed(others)} or {last}" if others else last
+
+
 def layer(base: Mapping[str, Any], *overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Deep merge, later wins. A new `kind` drops the keys of the old one: they mean nothing now."""
     merged = dict(base)
@@ -624,11 +715,13 @@ def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, A
     it, it stays and is refused.
 
     An agent's configuration says in `idle` which of its keys that are: by switch (dotted, where it
-    stands in a group) and its value. Recorded data leaves `IDLE_OFFLINE` without effect. Below all
-    layers lies what it says in `run_defaults`: other defaults for the rest of a run.
+    stands in a group) and its value. Recorded data leaves `IDLE_OFFLINE` without effect. Its
+    `replay_kinds` say which replay is its default, its `run_defaults` what else begins otherwise.
     """
     idle: Mapping[tuple[str, Any], Iterable[str]] = getattr(agent_class, "idle", {})
-    merged = layer({}, getattr(agent_class, "run_defaults", {}))
+    own = hasattr(agent_class, "replay_kinds")
+    merged: dict[str, Any] = {"replay": {"kind": replay_kinds(agent_class)[0]}} if own else {}
+    merged = layer(merged, getattr(agent_class, "run_defaults", {}))
     for override in layers:
         if _inside(override, "offline.data", None) is not None:
             for key in IDLE_OFFLINE:

@@ -1,7 +1,8 @@
 """What every agent is: it acts for a caller, stores what happened, learns, and can be saved whole.
 
 The caller owns the acting state (planner warm start and random stream), so evaluation, opponents
-and any number of environments never disturb training. The agent never counts agent steps.
+and any number of environments never disturb training. The agent never counts agent steps: it reads
+the run's clock.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from forethought import files
+from forethought.clock import Clock
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
 from forethought.data import Dataset, OfflineReplay
 from forethought.envs import VectorEnv
@@ -58,11 +60,19 @@ class Agent(ABC):
         self.spec, self.config, self.replay_config = spec, config, replay_config
         self.streams, self.device, self.num_envs = streams, device, num_envs
         self.for_acting = for_acting
+        self.clock = Clock()
+        """The run's own counters, to be read and never changed; see `follow`."""
+        self.total_agent_steps = 0
+        """The length of the run; 0 without one."""
         self.last_batch: Batch | None = None
         """Of the last update, by reference: what a dump shows if it was not finite."""
         self._replay: Replay | OfflineReplay | None = None
         self._own_state: Any = None
         self._own_episode = 0  # of `act`: each has noise of its own
+
+    def follow(self, clock: Clock, total_agent_steps: int) -> None:
+        """Let schedules follow the counters of a run of this length."""
+        self.clock, self.total_agent_steps = clock, total_agent_steps
 
     # ---- acting ----
 

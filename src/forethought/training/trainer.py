@@ -40,6 +40,7 @@ class Trainer:
         spec, rhythm = parts.agent.spec, config.rhythm
         self.config, self.run, self.parts, self.agent = config, run, parts, parts.agent
         self.clock = self.make_clock()
+        self.agent.follow(self.clock, config.steps)
         self.seed_phase = seed_phase(config.train, spec, parts.agent.num_envs)
         self.random_agent_steps = self.seed_phase[0] if config.train.seed_policy == "random" else 0
         """Of the seed phase, those that random actions play."""

@@ -29,6 +29,8 @@ class ActorCriticConfig:
 
     run_defaults: ClassVar[Mapping[str, Any]] = {}
     """What a run of this agent has unless somebody says otherwise, in the shape of config.yaml."""
+    replay_kinds: ClassVar[tuple[str, ...]] = ("transitions",)
+    """Every transition is drawn equally often, as soon as it is there."""
     hidden: tuple[int, ...] = (256, 256)
     """Units of each hidden layer, of the actor and of every critic."""
     critics: int = 2

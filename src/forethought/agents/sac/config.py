@@ -78,8 +78,7 @@ class SACConfig(ActorCriticConfig):
     """Soft actor-critic: a stochastic actor that is paid for reward and for entropy."""
 
     run_defaults: ClassVar[Mapping[str, Any]] = {
-        "replay": {"kind": "transitions"},
-        "train": {"seed_agent_steps": 10_000, "seed_updates": 0},
+        "train": {"seed_agent_steps": 10_000, "seed_updates": 0}
     }
     entropy: AutoEntropy | FixedEntropy = field(default_factory=AutoEntropy)
     """How the weight of the entropy, alpha, is found."""

@@ -14,8 +14,7 @@ class TD3Config(ActorCriticConfig):
     """Twin delayed DDPG: a deterministic actor, smoothed targets, an actor that follows slowly."""
 
     run_defaults: ClassVar[Mapping[str, Any]] = {
-        "replay": {"kind": "transitions"},
-        "train": {"seed_agent_steps": 25_000, "seed_updates": 0},
+        "train": {"seed_agent_steps": 25_000, "seed_updates": 0}
     }
     critic_loss: Literal["half_sum", "sum", "mean"] = "sum"
     """How the squared errors of the critics are joined: half their sum, their sum or their mean."""
