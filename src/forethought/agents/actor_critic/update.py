@@ -38,7 +38,8 @@ class Transitions:
     @classmethod
     def of(cls, batch: Batch) -> Transitions:
         """Slices of two rows as transitions."""
-        obs, next_obs = batch.obs.float().unbind(0)
+        seen = batch.obs if batch.obs.is_floating_point() else batch.obs.float()
+        obs, next_obs = seen.unbind(0)
         return cls(obs, batch.action[0], batch.reward[0], batch.terminated[0], next_obs)
 
 
