@@ -20,7 +20,7 @@ from forethought.agents.registry import config_class
 from forethought.config import ConfigError, ForethoughtError, build_run_config
 from forethought.envs import make_env, spec_of
 from forethought.nets.init import uniform_linears
-from forethought.nets.relu import MLPEnsemble, relu_mlp
+from forethought.nets.relu import MLPEnsemble, ReluMLP
 from forethought.replay import Batch
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
@@ -52,13 +52,34 @@ def test_an_ensemble_computes_what_its_members_compute_one_by_one() -> None:
     x = torch.randn(7, 4)
     out = ensemble(x)  # [3, 7, 2]
     for n in range(3):
-        net = relu_mlp(4, (6, 5), 2)
+        net, h = ReluMLP(4, (6, 5), 2), x
         with torch.no_grad():
-            for i, layer in enumerate(m for m in net if isinstance(m, torch.nn.Linear)):
-                layer.weight.copy_(ensemble.weights[i][n])
-                layer.bias.copy_(ensemble.biases[i][n, 0])
+            for i, (weight, bias) in enumerate(net.layers):
+                weight.copy_(ensemble.weights[i][n])
+                bias.copy_(ensemble.biases[i][n, 0])
+                h = (h.relu() if i else h) @ weight.T + bias
         torch.testing.assert_close(out[n], net(x))
+        torch.testing.assert_close(out[n], h)
     torch.testing.assert_close(ensemble(x, count=2), out[:2])
+
+
+@pytest.mark.parametrize("count", [None, 1, 2])
+@pytest.mark.parametrize("hidden", [(), (6,), (6, 5)], ids=len)
+def test_the_least_of_an_ensemble_and_its_gradient(hidden: tuple[int, ...], count) -> None:
+    ensemble = MLPEnsemble(3, 4, hidden, 1).double()
+    uniform_linears(ensemble, torch.Generator().manual_seed(1))
+    slow, fast = (torch.randn(9, 4, dtype=torch.float64) for _ in range(2))
+    fast.copy_(slow)
+    wanted = ensemble(slow.requires_grad_(), count).squeeze(-1).amin(0)
+    found = ensemble.least(fast.requires_grad_(), count)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    factor = torch.arange(9.0, dtype=torch.float64)
+    (wanted * factor).sum().backward()
+    for parameter in ensemble.parameters():
+        parameter.grad = None
+    (found * factor).sum().backward()
+    torch.testing.assert_close(fast.grad, slow.grad, rtol=1e-12, atol=1e-12)
+    assert all(parameter.grad is None for parameter in ensemble.parameters())
 
 
 def test_members_and_layers_start_within_one_over_the_root_of_their_inputs() -> None:

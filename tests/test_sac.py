@@ -120,8 +120,8 @@ def test_log_std_stays_within_its_bounds(
 ) -> None:
     policy = GaussianPolicy(1, 3, (2,), bounds)
     with torch.no_grad():
-        policy.net[-1].weight.zero_()
-        policy.net[-1].bias.copy_(torch.tensor([0.0, 0.0, 0.0, *raw]))
+        policy.net.weights[-1].zero_()
+        policy.net.biases[-1].copy_(torch.tensor([0.0, 0.0, 0.0, *raw]))
     torch.testing.assert_close(policy(torch.zeros(1, 1))[1][0], torch.tensor(wanted))
 
 

@@ -18,6 +18,19 @@ def changed(before: dict[str, torch.Tensor], agent: Any) -> set[str]:
     return {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
 
 
+def inputs_of(net: Any, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What a network is asked from now on."""
+    seen: list[torch.Tensor] = []
+    answer = net.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return answer(x)
+
+    monkeypatch.setattr(net, "forward", forward)
+    return seen
+
+
 def test_the_actor_and_all_targets_move_at_every_second_update() -> None:
     agent = make_agent("td3")
     for number in range(1, 5):
@@ -29,11 +42,12 @@ def test_the_actor_and_all_targets_move_at_every_second_update() -> None:
 
 
 @pytest.mark.parametrize(("clip", "far"), [(0.5, 0.5), (0.1, 0.1)])
-def test_target_noise_is_clipped_in_units_of_the_normalised_action(clip: float, far: float) -> None:
+def test_target_noise_is_clipped_in_units_of_the_normalised_action(
+    clip: float, far: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever the range of the environment: the noise is added to actions of [-1, 1]."""
     agent = make_agent("td3", target_noise=0.2, target_noise_clip=clip)
-    seen: list[torch.Tensor] = []
-    agent.model.target_critic.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    seen = inputs_of(agent.model.target_critic, monkeypatch)
     with torch.no_grad():  # the target actor says 0 everywhere
         for parameter in agent.model.target_actor.parameters():
             parameter.zero_()
@@ -47,12 +61,11 @@ def test_target_noise_is_clipped_in_units_of_the_normalised_action(clip: float, 
     assert not action[3:].any()
 
 
-def test_a_smoothed_action_stays_in_its_range() -> None:
+def test_a_smoothed_action_stays_in_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = make_agent("td3")
-    seen: list[torch.Tensor] = []
-    agent.model.target_critic.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    seen = inputs_of(agent.model.target_critic, monkeypatch)
     with torch.no_grad():
-        agent.model.target_actor.net[-1].bias.fill_(9.0)
+        agent.model.target_actor.net.biases[-1].fill_(9.0)
     agent.learner.targets(Transitions.of(make_batch()), torch.full((BATCH, ACTION), 3.0))
     assert seen[0][:, -ACTION:].max() == 1.0
 

@@ -26,9 +26,11 @@ def forward(net: Net, x: Tensor) -> Tensor:
 
 
 def linear_layers(state: dict[str, Tensor], name: str) -> Net:
-    """An actor's net: `name.net.0.weight`, `name.net.0.bias`, `name.net.2.weight`, ..."""
-    numbers = sorted({int(k.split(".")[2]) for k in state if k.startswith(f"{name}.net.")})
-    return [(state[f"{name}.net.{i}.weight"], state[f"{name}.net.{i}.bias"]) for i in numbers]
+    """An actor's net: `name.net.weights.0`, `name.net.biases.0`, `name.net.weights.1`, ..."""
+    count = len([k for k in state if k.startswith(f"{name}.net.weights.")])
+    return [
+        (state[f"{name}.net.weights.{i}"], state[f"{name}.net.biases.{i}"]) for i in range(count)
+    ]
 
 
 def member(state: dict[str, Tensor], name: str, number: int) -> Net:

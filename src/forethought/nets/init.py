@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from forethought.nets.relu import MLPEnsemble
+from forethought.nets.relu import MLPEnsemble, ReluMLP
 
 
 def trunc_normal_linears(
@@ -34,19 +34,14 @@ def uniform_convolutions(model: nn.Module, generator: torch.Generator | None) ->
 
 
 def uniform_linears(model: nn.Module, generator: torch.Generator | None) -> None:
-    """Weights and biases of linear layers ~ U(-b, b), b = 1 / sqrt(inputs): PyTorch's own rule, but
+    """Weights and biases of plain MLPs ~ U(-b, b), b = 1 / sqrt(inputs): PyTorch's own rule, but
     drawn from the generator, and every member of an ensemble for itself."""
     for module in model.modules():
-        if isinstance(module, nn.Linear):
-            layers = [(module.weight, module.bias)]
-        elif isinstance(module, MLPEnsemble):
-            layers = list(zip(module.weights, module.biases))
-        else:
-            continue
-        for weight, bias in layers:
-            bound = weight.shape[-1] ** -0.5
-            nn.init.uniform_(weight, -bound, bound, generator=generator)
-            nn.init.uniform_(bias, -bound, bound, generator=generator)
+        if isinstance(module, ReluMLP | MLPEnsemble):
+            for weight, bias in module.layers:
+                bound = weight.shape[-1] ** -0.5
+                nn.init.uniform_(weight, -bound, bound, generator=generator)
+                nn.init.uniform_(bias, -bound, bound, generator=generator)
 
 
 def zero_last_weight(mlp: nn.Sequential) -> None:

@@ -78,9 +78,9 @@ class Critics:
         return metrics | {"nonfinite": 0.0}
 
 
-def q_values(critics: MLPEnsemble, obs: Tensor, action: Tensor, count: int | None = None) -> Tensor:
-    """Q of every critic [N, B], or of the first `count`."""
-    return critics(torch.cat((obs, action), dim=-1), count).squeeze(-1)
+def q_values(critics: MLPEnsemble, obs: Tensor, action: Tensor) -> Tensor:
+    """Q of every critic: [N, B]."""
+    return critics.forward(torch.cat((obs, action), dim=-1)).squeeze(-1)
 
 
 def numbers(names: Sequence[str], *values: Sequence[Tensor]) -> Metrics:
@@ -97,7 +97,7 @@ def finite(metrics: Metrics, *names: str) -> bool:
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """The joint norm of all gradients."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return nn.utils.get_total_norm(gradients, foreach=True)
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forethought.agents.sac.config import ClampedLogStd, SquashedLogStd
-from forethought.nets.relu import relu_mlp
+from forethought.nets.relu import ReluMLP
 
 LOG_2PI = math.log(2 * math.pi)
 LOG_2 = math.log(2)
@@ -36,7 +36,7 @@ class GaussianPolicy(nn.Module):
     ) -> None:
         """`log_units` is the sum of log half-ranges, where densities are per environment's unit."""
         super().__init__()
-        self.net = relu_mlp(obs_dim, hidden, 2 * action_dim)
+        self.net = ReluMLP(obs_dim, hidden, 2 * action_dim)
         self.bounds, self.log_units = log_std, log_units
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,16 +49,16 @@ class GaussianPolicy(nn.Module):
 
     def draw(self, obs: Tensor, noise: Tensor) -> Draw:
         """The actions that standard normal `noise` [B, A] stands for; differentiable."""
-        mean, log_std = self(obs)
-        u = mean + log_std.exp() * noise
+        mean, log_std = self.forward(obs)
+        u = torch.addcmul(mean, log_std.exp(), noise)
         # log pi(a) = log N(u) - log |da/du|, and (u - mean) / std is the noise itself.
-        density = -0.5 * noise.square() - log_std - 0.5 * LOG_2PI
-        log_prob = (density - log_tanh_slope(u)).sum(-1) - self.log_units
+        constant = (0.5 * (noise.square() + LOG_2PI)).sum(-1) + self.log_units
+        log_prob = -(log_std + log_tanh_slope(u)).sum(-1) - constant
         return Draw(torch.tanh(u), log_prob)
 
     def act(self, obs: Tensor, noise: Tensor | None) -> Tensor:
         """An action, or the one of the mean where there is no noise."""
-        mean, log_std = self(obs)
+        mean, log_std = self.forward(obs)
         return torch.tanh(mean if noise is None else mean + log_std.exp() * noise)
 
 

@@ -21,7 +21,6 @@ from forethought.agents.actor_critic.update import (
 from forethought.agents.base import Metrics
 from forethought.agents.sac.config import AutoEntropy, SACConfig
 from forethought.agents.sac.policy import GaussianPolicy
-from forethought.nets.layers import frozen
 from forethought.nets.optimisers import adam
 from forethought.nets.relu import MLPEnsemble
 
@@ -109,9 +108,8 @@ class SACLearner:
         """The actor towards more value and entropy, alpha towards the entropy that is wanted."""
         alpha = self.alpha
         action, log_prob = self.model.actor.draw(obs, noise)
-        with frozen(self.model.critic):
-            q = q_values(self.model.critic, obs, action).amin(0)  # [B]
-            actor_loss = (alpha * log_prob - q).mean()
+        q = self.model.critic.least(torch.cat((obs, action), dim=-1))  # [B]
+        actor_loss = (alpha * log_prob - q).mean()
         alpha_loss = self.alpha_loss(log_prob)
         self.optimisers["actor"].zero_grad(set_to_none=True)
         # Two losses without a common parameter: one pass makes the gradients of both.

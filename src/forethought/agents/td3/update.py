@@ -18,9 +18,8 @@ from forethought.agents.actor_critic.update import (
 )
 from forethought.agents.base import Metrics
 from forethought.agents.td3.config import TD3Config
-from forethought.nets.layers import frozen
 from forethought.nets.optimisers import adam
-from forethought.nets.relu import MLPEnsemble, relu_mlp
+from forethought.nets.relu import MLPEnsemble, ReluMLP
 
 METRICS = (*CRITIC_METRICS, *ACTOR_METRICS, "nonfinite")
 """Keys of an update's metrics; those of the actor only where it had its turn."""
@@ -31,7 +30,7 @@ class Actor(nn.Module):
 
     def __init__(self, obs_dim: int, action_dim: int, hidden: tuple[int, ...]) -> None:
         super().__init__()
-        self.net = relu_mlp(obs_dim, hidden, action_dim)
+        self.net = ReluMLP(obs_dim, hidden, action_dim)
 
     def forward(self, obs: Tensor) -> Tensor:
         return torch.tanh(self.net(obs))
@@ -87,8 +86,8 @@ class TD3Learner:
 
     def update_actor(self, obs: Tensor) -> Metrics:
         """The actor towards more value, as the first critic sees it."""
-        with frozen(self.model.critic):
-            loss = -q_values(self.model.critic, obs, self.model.actor(obs), count=1).mean()
+        action = self.model.actor(obs)  # [B, A]
+        loss = -self.model.critic.least(torch.cat((obs, action), dim=-1), count=1).mean()
         self.optimisers["actor"].zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         metrics = numbers(ACTOR_METRICS, (loss, gradient_norm(self.actor_parameters)))
