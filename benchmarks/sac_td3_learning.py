@@ -27,74 +27,53 @@ from forethought import presets
 from forethought.agents.registry import config_class
 from forethought.config import RunConfig, build_run_config
 from forethought.report.statistics import Estimate, estimate, mean
-from forethought.tracking import RunDirectory, read_rows
+from forethought.tracking import RunDirectory
 from results import ROOT, write
+from runs import curve, evaluated, train_or_resume
 
-TASKS = {
-    "gym:Pendulum-v1": {"preset": "pendulum", "steps": 10_000},
-    "gym:HalfCheetah-v5": {"preset": "{agent}_mujoco", "steps": 50_000},
-}
+STEPS = {"gym:Pendulum-v1": 10_000, "gym:HalfCheetah-v5": 50_000}
 SEED_STEPS = {"gym:Pendulum-v1": 1_000, "gym:HalfCheetah-v5": 10_000}
 """Random decisions before learning, on both sides: in 50,000 steps 25,000 would be too many."""
 EVAL_EVERY = 5_000
 
 
+def preset(agent: str, task: str) -> str:
+    return "pendulum" if task == "gym:Pendulum-v1" else f"{agent}_mujoco"
+
+
 def settings(agent: str, task: str, steps: int) -> RunConfig:
     """Our configuration of a run, which the other side takes its values from."""
-    names = [TASKS[task]["preset"].format(agent=agent)]  # type: ignore[union-attr]
     mine = {
         "steps": steps,
         "train": {"seed_agent_steps": min(SEED_STEPS[task], steps // 2), "threads": 1},
         "eval": {"every_agent_steps": EVAL_EVERY, "episodes": 5},
         "track": {"console": False},
     }
-    layers = [*presets.layers(names, None, agent), mine]
+    layers = [*presets.layers([preset(agent, task)], None, agent), mine]
     return build_run_config(agent, task, config_class(agent), layers)
-
-
-def run_command(*command: str, log: Path | None = None) -> str:
-    """Carry out a command with this Python; its output goes to `log` or is returned."""
-    # Several runs share the cores: threads that wait must not spin.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    whole = [sys.executable, *command]
-    if log is None:
-        done = subprocess.run(whole, env=environment, capture_output=True, text=True, check=True)
-        return done.stdout
-    with log.open("a") as file:
-        subprocess.run(whole, env=environment, stdout=file, stderr=file, check=True)
-    return ""
 
 
 def ours(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One run of ours, and the evaluation of its last checkpoint."""
-    config = settings(agent, task, options.steps or TASKS[task]["steps"])
+    config = settings(agent, task, options.steps or STEPS[task])
     run = options.out / f"ours-{agent}-{task.replace(':', '-')}-seed{seed}"
-    log = run.with_suffix(".log")
-    if (run / "run.json").exists():
-        run_command("-m", "forethought", "resume", str(run), log=log)
-    else:
-        train = config.train
-        run_command(
-            "-m", "forethought", "train", agent, task, "--seed", str(seed), "--out", str(run),
-            "--preset", TASKS[task]["preset"].format(agent=agent),  # type: ignore[union-attr]
-            "--steps", str(config.steps), "--track.no_console",
-            "--train.seed_agent_steps", str(train.seed_agent_steps), "--train.threads", "1",
-            "--eval.every_agent_steps", str(EVAL_EVERY), "--eval.episodes", "5", log=log,
-        )  # fmt: skip
-    text = run_command(
-        "-m", "forethought", "evaluate", str(run), "--checkpoint", "latest",
-        "--episodes", str(options.episodes), "--json",
+    train_or_resume(
+        run, agent, task, "--seed", str(seed), "--steps", str(config.steps), "--track.no_console",
+        "--preset", preset(agent, task), "--train.threads", "1",
+        "--train.seed_agent_steps", str(config.train.seed_agent_steps),
+        "--eval.every_agent_steps", str(EVAL_EVERY), "--eval.episodes", "5",
     )  # fmt: skip
-    found = json.loads(text)
-    rows, _ = read_rows(run / "eval.csv")
-    facts = RunDirectory.open(run).run_json
+    found, chance = (
+        evaluated(run, options.episodes, *flags) for flags in ((), ("--policy", "random"))
+    )
     return {
         "seed": seed,
         "return_mean": found["return_mean"],
         "returns": found["returns"],
         "seeds": found["seeds"],
-        "commit": facts.get("git_commit"),
-        "curve": [[float(row["agent_steps"]), float(row["return_mean"])] for row in rows],
+        "random_return_mean": chance["return_mean"],
+        "commit": RunDirectory.open(run).run_json.get("git_commit"),
+        "curve": curve(run),
     }
 
 
@@ -104,13 +83,15 @@ def theirs(
     """One run of Stable-Baselines3 in a process of its own; a complete one is only read."""
     name = f"sb3-{agent}-{task.replace(':', '-')}-seed{seed}"
     file = options.out / f"{name}.json"
-    steps = options.steps or TASKS[task]["steps"]
+    steps = options.steps or STEPS[task]
     about = {"agent": agent, "task": task, "seed": seed, "steps": steps, "seeds": seeds}
     if not file.exists() or json.loads(file.read_text())["about"] != about:
         asked = options.out / f"{name}.asked.json"
         asked.write_text(json.dumps(about))
-        log = options.out / f"{name}.log"
-        run_command(__file__, "--sb3", str(asked), "--write", str(file), log=log)
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        command = [sys.executable, __file__, "--sb3", str(asked), "--write", str(file)]
+        with (options.out / f"{name}.log").open("a") as log:
+            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
     found: dict[str, Any] = json.loads(file.read_text())["result"]
     return found
 
@@ -187,14 +168,6 @@ def play(env: Any, model: Any, seed: int) -> float:
     return total
 
 
-def random_play(task: str, episodes: int) -> float:
-    text = run_command(
-        "-m", "forethought", "evaluate", task, "--policy", "random",
-        "--episodes", str(episodes), "--json",
-    )  # fmt: skip
-    return float(json.loads(text)["return_mean"])
-
-
 def both(
     agent: str, task: str, seed: int, options: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -238,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("runs/sac_td3_learning"))
     parser.add_argument("--agents", nargs="+", default=["sac", "td3"], choices=["sac", "td3"])
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", default=list(STEPS), choices=list(STEPS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=None, help="agent steps; for a trial")
     parser.add_argument("--episodes", type=int, default=30, help="evaluation episodes at the end")
@@ -280,8 +253,10 @@ def main() -> None:
             for side, own in sides.items():
                 told = Estimate(own["return_mean"], *own["interval_95"])
                 print(f"{agent} {task} {side}: {told}")
-        random = random_play(task, options.episodes)
-        steps = options.steps or TASKS[task]["steps"]
+        random = statistics.mean(
+            run["random_return_mean"] for own in agents.values() for run in own["ours"]["runs"]
+        )
+        steps = options.steps or STEPS[task]
         tasks[task] = {"agent_steps": steps, "random_return_mean": random, "agents": agents}
         print(f"{task} random play: {random:.1f}")
     trial = options.steps is not None
