@@ -34,7 +34,8 @@ from runs import curve, evaluated, train_or_resume
 STEPS = {"gym:Pendulum-v1": 10_000, "gym:HalfCheetah-v5": 50_000}
 SEED_STEPS = {"gym:Pendulum-v1": 1_000, "gym:HalfCheetah-v5": 10_000}
 """Random decisions before learning, on both sides: in 50,000 steps 25,000 would be too many."""
-EVAL_EVERY = 5_000
+EVALUATIONS = 10
+"""During training, evenly spaced, for the curves."""
 
 
 def preset(agent: str, task: str) -> str:
@@ -46,7 +47,7 @@ def settings(agent: str, task: str, steps: int) -> RunConfig:
     mine = {
         "steps": steps,
         "train": {"seed_agent_steps": min(SEED_STEPS[task], steps // 2), "threads": 1},
-        "eval": {"every_agent_steps": EVAL_EVERY, "episodes": 5},
+        "eval": {"every_agent_steps": max(1, steps // EVALUATIONS), "episodes": 5},
         "track": {"console": False},
     }
     layers = [*presets.layers([preset(agent, task)], None, agent), mine]
@@ -61,7 +62,7 @@ def ours(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[
         run, agent, task, "--seed", str(seed), "--steps", str(config.steps), "--track.no_console",
         "--preset", preset(agent, task), "--train.threads", "1",
         "--train.seed_agent_steps", str(config.train.seed_agent_steps),
-        "--eval.every_agent_steps", str(EVAL_EVERY), "--eval.episodes", "5",
+        "--eval.every_agent_steps", str(config.eval.every_agent_steps), "--eval.episodes", "5",
     )  # fmt: skip
     found, chance = (
         evaluated(run, options.episodes, *flags) for flags in ((), ("--policy", "random"))
@@ -137,7 +138,10 @@ def learn_with_sb3(about: dict[str, Any]) -> dict[str, Any]:
             **options,
         )
     evaluation = EvalCallback(
-        Monitor(gymnasium.make(env_id)), n_eval_episodes=5, eval_freq=EVAL_EVERY, verbose=0
+        Monitor(gymnasium.make(env_id)),
+        n_eval_episodes=5,
+        eval_freq=config.eval.every_agent_steps,
+        verbose=0,
     )
     model.learn(steps, callback=evaluation)
     curve = [
