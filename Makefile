@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # One thread per process: on a few cores, idle OpenMP threads that spin cost more than they give.
 ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help setup quickstart test test-slow lint type bench learn learn-kinds learn-dqn learn-quickstart ablation resume-check faults faults-beside-sb3 clean
+.PHONY: help setup quickstart test test-slow lint type bench learn learn-kinds learn-dqn learn-sac-td3 learn-quickstart ablation resume-check faults faults-beside-sb3 clean
 .DEFAULT_GOAL := help
 SEED ?= 1
 QUICK := $(if $(wildcard $(STAMP)),$(VENV),.venv-quickstart)
@@ -56,6 +56,7 @@ bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
 	$(PY) benchmarks/atari_env_speed.py
 	$(PY) benchmarks/categorical_speed.py
 	$(PY) benchmarks/dqn_speed.py
+	$(PY) benchmarks/sac_td3_speed.py
 
 learn: setup  ## the learning runs behind docs/results (hours)
 	$(PY) benchmarks/learning.py
@@ -65,6 +66,9 @@ learn-kinds: setup  ## likewise for discrete actions, pixels and recorded data, 
 
 learn-dqn: setup  ## plain, modern and Rainbow DQN on MinAtar, three seeds, resumable (hours)
 	$(ENV) $(PY) benchmarks/dqn_learning.py
+
+learn-sac-td3: setup  ## SAC and TD3 beside Stable-Baselines3, three seeds, resumable (hours)
+	$(ENV) $(PY) benchmarks/sac_td3_learning.py
 
 ablation: setup  ## do auxiliary discounts help? 30 runs, resumable (hours)
 	$(ENV) $(PY) benchmarks/multi_gamma_ablation.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+from typing import Any
 
 import pytest
 import torch
@@ -252,3 +253,32 @@ def test_restored_optimiser_state_lies_where_its_parameter_does() -> None:
 def test_bf16_is_refused_where_it_is_emulated() -> None:
     with pytest.raises(ConfigError, match="bf16 is offered on CUDA only"):
         autocast("bf16", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_our_adam_steps_bit_for_bit_like_that_of_torch(dtype: torch.dtype) -> None:
+    """State and weights, with two groups, a part that gets its first gradient late, and none."""
+
+    def run(make: Any) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        one, two, never = (
+            torch.nn.Parameter(torch.randn(size, generator=generator, dtype=dtype))
+            for size in ((5, 3), (4,), (2,))
+        )
+        optimiser = make([{"params": [one], "lr": 0.1}, {"params": [two, never], "lr": 0.01}])
+        for number in range(6):
+            optimiser.zero_grad()
+            one.grad = torch.randn(5, 3, generator=generator, dtype=dtype)
+            if number >= 2:
+                two.grad = torch.randn(4, generator=generator, dtype=dtype)
+            optimiser.step()
+            for group in optimiser.param_groups:
+                group["lr"] *= 0.9
+        assert never not in optimiser.state or not optimiser.state[never]
+        kept = [optimiser.state[p][key] for p in (one, two) for key in ("step", "exp_avg")]
+        return [one.detach(), two.detach(), *kept, optimiser.state[one]["exp_avg_sq"]]
+
+    ours = run(lambda groups: adam(groups, eps=1e-5))
+    theirs = run(lambda groups: torch.optim.Adam(groups, eps=1e-5, fused=True))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == other.dtype and torch.equal(mine, other)

@@ -107,7 +107,8 @@ class UpdateBudget:
         require(seed_agent_steps >= 0, "train.seed_agent_steps", seed_agent_steps, "at least 0")
         require(seed_updates >= 0, "train.seed_updates", seed_updates, "at least 0")
         # Through the decimal text: Fraction(0.1) would be the binary neighbour of 1/10.
-        self._ratio = Fraction(repr(float(updates_per_agent_step)))
+        ratio = Fraction(repr(float(updates_per_agent_step)))
+        self._numerator, self._denominator = ratio.numerator, ratio.denominator
         self._seed_agent_steps = seed_agent_steps
         self._seed_updates = seed_updates
         self._agent_steps = 0
@@ -123,7 +124,8 @@ class UpdateBudget:
         after_seed = self._agent_steps - self._seed_agent_steps
         if after_seed < 0:
             return 0
-        return self._seed_updates + math.floor(self._ratio * after_seed) - self._taken
+        earned = self._numerator * after_seed // self._denominator  # asked several times a step
+        return self._seed_updates + earned - self._taken
 
     def take(self) -> None:
         """Count one update as done."""

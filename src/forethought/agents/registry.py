@@ -32,6 +32,16 @@ AGENTS: dict[str, AgentEntry] = {
         agent="forethought.agents.dqn.agent:DQN",
         config="forethought.agents.dqn.config:DQNConfig",
     ),
+    "sac": AgentEntry(
+        about="soft actor-critic: a stochastic policy paid for reward and entropy; continuous",
+        agent="forethought.agents.sac.agent:SAC",
+        config="forethought.agents.sac.config:SACConfig",
+    ),
+    "td3": AgentEntry(
+        about="twin delayed DDPG: a deterministic policy with smoothed targets; continuous",
+        agent="forethought.agents.td3.agent:TD3",
+        config="forethought.agents.td3.config:TD3Config",
+    ),
 }
 
 

@@ -20,7 +20,7 @@ from forethought.config import ConfigError, require
 from forethought.envs import foreign
 from forethought.envs.watchdog import doing
 from forethought.spaces.action_codec import Table, table_of
-from forethought.spaces.agent_view import agent_space, native_action
+from forethought.spaces.agent_view import agent_space, half_range, native_action
 from forethought.spaces.nested import Tree
 from forethought.spaces.spec import Column, EnvSpec
 from forethought.spaces.structure import EnvError, EnvFailure, Leaf, Structure, column_leaf
@@ -90,6 +90,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             columns=columns,
             distinct_actions=_declared_table(env, self.action_space),
             sign_rewards=bool(_declared(env, "sign_rewards", False)),
+            action_half_range=half_range(self._space("action_space")),
         )
         if "render_fps" in env.metadata:  # one frame is shown per decision
             self.metadata = {

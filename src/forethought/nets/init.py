@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from forethought.nets.relu import MLPEnsemble, ReluMLP
+
 
 def trunc_normal_linears(
     model: nn.Module, generator: torch.Generator | None, std: float = 0.02
@@ -29,6 +31,17 @@ def uniform_convolutions(model: nn.Module, generator: torch.Generator | None) ->
             nn.init.uniform_(module.weight, -bound, bound, generator=generator)
             assert module.bias is not None
             nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+
+
+def uniform_linears(model: nn.Module, generator: torch.Generator | None) -> None:
+    """Weights and biases of plain MLPs ~ U(-b, b), b = 1 / sqrt(inputs): PyTorch's own rule, but
+    drawn from the generator, and every member of an ensemble for itself."""
+    for module in model.modules():
+        if isinstance(module, ReluMLP | MLPEnsemble):
+            for weight, bias in module.layers:
+                bound = weight.shape[-1] ** -0.5
+                nn.init.uniform_(weight, -bound, bound, generator=generator)
+                nn.init.uniform_(bias, -bound, bound, generator=generator)
 
 
 def zero_last_weight(mlp: nn.Sequential) -> None:

@@ -54,6 +54,14 @@ def rescale(action: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDAr
     return scaled.clip(low, high)
 
 
+def half_range(space: gymnasium.Space[Any]) -> tuple[float, ...] | None:
+    """How much longer one unit of each action is for the environment than for an agent."""
+    if not (isinstance(space, spaces.Box) and space.dtype.kind == "f" and space.is_bounded("both")):
+        return None
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    return tuple(((high - low) / 2).ravel().tolist())
+
+
 def agent_action(space: gymnasium.Space[Any], action: Tree) -> Tree:
     """The inverse of `native_action` for recorded actions, which may have leading axes; `action` is
     nested in dicts, and what lies outside its bounds stays outside."""

@@ -54,6 +54,10 @@ class EnvSpec:
     """Whether agents learn from the sign of each reward alone; rows and reports have the raw
     ones."""
 
+    action_half_range: tuple[float, ...] | None = None
+    """Half the range of each action in the environment's own units, where actions are a bounded Box
+    of floats; None where they are not, or nobody knows."""
+
     @cached_property
     def action_codec(self) -> ActionCodec:
         """The table of all actions; a space that is not discrete is refused."""

@@ -1,0 +1,275 @@
+"""Do SAC and TD3 learn what they should? Ours beside Stable-Baselines3, at equal steps.
+
+    python benchmarks/sac_td3_learning.py --out FOLDER [--agents ...] [--tasks ...] [--seeds 1 2 3]
+
+Every run is evaluated at its end, without exploration, by 30 episodes with the same starts on both
+sides; random play stands beside them. What FOLDER already holds is kept: our runs are resumed
+where they stopped, those of Stable-Baselines3, which cannot be, are begun again unless complete.
+Both sides have the same networks, batch, rates, noise and learning start. Writes
+docs/results/sac_td3_learning.json and docs/pictures/sac_td3_learning.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forethought import presets
+from forethought.agents.registry import config_class
+from forethought.config import RunConfig, build_run_config
+from forethought.report.statistics import Estimate, estimate, mean
+from forethought.tracking import RunDirectory
+from results import ROOT, write
+from runs import curve, evaluated, train_or_resume
+
+STEPS = {"gym:Pendulum-v1": 10_000, "gym:HalfCheetah-v5": 50_000}
+SEED_STEPS = {"gym:Pendulum-v1": 1_000, "gym:HalfCheetah-v5": 10_000}
+"""Random decisions before learning, on both sides: in 50,000 steps 25,000 would be too many."""
+EVALUATIONS = 10
+"""During training, evenly spaced, for the curves."""
+
+
+def preset(agent: str, task: str) -> str:
+    return "pendulum" if task == "gym:Pendulum-v1" else f"{agent}_mujoco"
+
+
+def settings(agent: str, task: str, steps: int) -> RunConfig:
+    """Our configuration of a run, which the other side takes its values from."""
+    mine = {
+        "steps": steps,
+        "train": {"seed_agent_steps": min(SEED_STEPS[task], steps // 2), "threads": 1},
+        "eval": {"every_agent_steps": max(1, steps // EVALUATIONS), "episodes": 5},
+        "track": {"console": False},
+    }
+    layers = [*presets.layers([preset(agent, task)], None, agent), mine]
+    return build_run_config(agent, task, config_class(agent), layers)
+
+
+def ours(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One run of ours, and the evaluation of its last checkpoint."""
+    config = settings(agent, task, options.steps or STEPS[task])
+    run = options.out / f"ours-{agent}-{task.replace(':', '-')}-seed{seed}"
+    train_or_resume(
+        run, agent, task, "--seed", str(seed), "--steps", str(config.steps), "--track.no_console",
+        "--preset", preset(agent, task), "--train.threads", "1",
+        "--train.seed_agent_steps", str(config.train.seed_agent_steps),
+        "--eval.every_agent_steps", str(config.eval.every_agent_steps), "--eval.episodes", "5",
+    )  # fmt: skip
+    found, chance = (
+        evaluated(run, options.episodes, *flags) for flags in ((), ("--policy", "random"))
+    )
+    return {
+        "seed": seed,
+        "return_mean": found["return_mean"],
+        "returns": found["returns"],
+        "seeds": found["seeds"],
+        "random_return_mean": chance["return_mean"],
+        "commit": RunDirectory.open(run).run_json.get("git_commit"),
+        "curve": curve(run),
+    }
+
+
+def theirs(
+    agent: str, task: str, seed: int, seeds: list[int], options: argparse.Namespace
+) -> dict[str, Any]:
+    """One run of Stable-Baselines3 in a process of its own; a complete one is only read."""
+    name = f"sb3-{agent}-{task.replace(':', '-')}-seed{seed}"
+    file = options.out / f"{name}.json"
+    steps = options.steps or STEPS[task]
+    about = {"agent": agent, "task": task, "seed": seed, "steps": steps, "seeds": seeds}
+    if not file.exists() or json.loads(file.read_text())["about"] != about:
+        asked = options.out / f"{name}.asked.json"
+        asked.write_text(json.dumps(about))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        command = [sys.executable, __file__, "--sb3", str(asked), "--write", str(file)]
+        with (options.out / f"{name}.log").open("a") as log:
+            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+    found: dict[str, Any] = json.loads(file.read_text())["result"]
+    return found
+
+
+def learn_with_sb3(about: dict[str, Any]) -> dict[str, Any]:
+    """Train, then play the given starts; in the units and with the values of our configuration."""
+    import gymnasium
+    import torch
+    from stable_baselines3 import SAC, TD3
+    from stable_baselines3.common.callbacks import EvalCallback
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    torch.set_num_threads(1)
+    agent, steps = about["agent"], about["steps"]
+    config = settings(agent, about["task"], steps)
+    own, env_id = config.agent, about["task"].removeprefix("gym:")
+    env = gymnasium.make(env_id)
+    options: dict[str, Any] = {
+        "policy_kwargs": {"net_arch": list(own.hidden), "n_critics": own.critics},
+        "learning_rate": own.lr.actor,
+        "batch_size": own.batch_size,
+        "gamma": own.gamma,
+        "tau": own.tau,
+        "buffer_size": config.replay.capacity_rows,
+        "learning_starts": config.train.seed_agent_steps,
+        "train_freq": 1,
+        "gradient_steps": 1,
+        "device": "cpu",
+        "seed": about["seed"],
+    }
+    if agent == "sac":
+        model: Any = SAC("MlpPolicy", env, ent_coef=f"auto_{own.entropy.initial}", **options)
+    else:
+        width = own.exploration_noise * np.ones(env.action_space.shape)
+        model = TD3(
+            "MlpPolicy",
+            env,
+            action_noise=NormalActionNoise(np.zeros_like(width), width),
+            policy_delay=own.policy_delay,
+            target_policy_noise=own.target_noise,
+            target_noise_clip=own.target_noise_clip,
+            **options,
+        )
+    evaluation = EvalCallback(
+        Monitor(gymnasium.make(env_id)),
+        n_eval_episodes=5,
+        eval_freq=config.eval.every_agent_steps,
+        verbose=0,
+    )
+    model.learn(steps, callback=evaluation)
+    curve = [
+        [float(at), float(np.mean(scores))]
+        for at, scores in zip(
+            evaluation.evaluations_timesteps, evaluation.evaluations_results, strict=True
+        )
+    ]
+    returns = [play(gymnasium.make(env_id), model, start) for start in about["seeds"]]
+    return {
+        "seed": about["seed"],
+        "return_mean": statistics.mean(returns),
+        "returns": returns,
+        "seeds": about["seeds"],
+        "curve": curve,
+    }
+
+
+def play(env: Any, model: Any, seed: int) -> float:
+    """The return of one episode from one start, without exploration."""
+    obs, _ = env.reset(seed=seed)
+    total, over = 0.0, False
+    while not over:
+        action, _ = model.predict(obs, deterministic=True)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        total, over = total + float(reward), terminated or truncated
+    env.close()
+    return total
+
+
+def both(
+    agent: str, task: str, seed: int, options: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    mine = ours(agent, task, seed, options)
+    other = theirs(agent, task, seed, mine["seeds"], options)
+    told = f"ours {mine['return_mean']:.1f}, SB3 {other['return_mean']:.1f}"
+    print(f"{agent} {task} seed {seed}: {told}", flush=True)
+    return mine, other
+
+
+def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The mean over seeds with its bootstrap interval, and every run."""
+    found: Estimate = estimate(mean, [np.array([run["return_mean"] for run in runs])])
+    return {"return_mean": found.value, "interval_95": [found.low, found.high], "runs": runs}
+
+
+def draw(tasks: dict[str, dict[str, Any]], path: Path) -> None:
+    """One panel per task and agent: curves of all seeds, random play as a line."""
+    from matplotlib.figure import Figure
+
+    panels = [(task, agent) for task, found in tasks.items() for agent in found["agents"]]
+    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
+    for place, (task, agent) in enumerate(panels):
+        axes = figure.add_subplot(1, len(panels), place + 1)
+        found = tasks[task]
+        for side, colour in (("ours", "tab:blue"), ("sb3", "tab:orange")):
+            for number, run in enumerate(found["agents"][agent][side]["runs"]):
+                label = {"ours": "forethought", "sb3": "Stable-Baselines3"}[side]
+                x, y = zip(*run["curve"], strict=True)
+                axes.plot(x, y, color=colour, alpha=0.8, label=None if number else label)
+        axes.axhline(found["random_return_mean"], color="gray", linestyle=":", label="random play")
+        axes.set_title(f"{agent}, {task}")
+        axes.set_xlabel("agent steps")
+        axes.set_ylabel("return (5 episodes)")
+        axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, default=Path("runs/sac_td3_learning"))
+    parser.add_argument("--agents", nargs="+", default=["sac", "td3"], choices=["sac", "td3"])
+    parser.add_argument("--tasks", nargs="+", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=None, help="agent steps; for a trial")
+    parser.add_argument("--episodes", type=int, default=30, help="evaluation episodes at the end")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--sb3", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sb3 is not None:
+        about = json.loads(options.sb3.read_text())
+        whole = json.dumps({"about": about, "result": learn_with_sb3(about)})
+        unfinished = options.write.with_suffix(".part")
+        unfinished.write_text(whole)
+        unfinished.rename(options.write)
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    # Seed by seed, so that a benchmark cut short has something of everything.
+    work = [
+        (agent, task, seed)
+        for seed in options.seeds
+        for task in options.tasks
+        for agent in options.agents
+    ]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = list(pool.map(lambda one: both(*one, options), work))
+    tasks: dict[str, dict[str, Any]] = {}
+    for task in options.tasks:
+        agents = {}
+        for agent in options.agents:
+            pairs = [
+                pair for one, pair in zip(work, found, strict=True) if one[:2] == (agent, task)
+            ]
+            sides = {
+                side: joined([pair[place] for pair in pairs])
+                for place, side in enumerate(("ours", "sb3"))
+            }
+            low = sides["sb3"]["interval_95"][0]
+            mine = sides["ours"]["return_mean"]
+            agents[agent] = {**sides, "inside_or_above": low is not None and mine >= low}
+            for side, own in sides.items():
+                told = Estimate(own["return_mean"], *own["interval_95"])
+                print(f"{agent} {task} {side}: {told}")
+        random = statistics.mean(
+            run["random_return_mean"] for own in agents.values() for run in own["ours"]["runs"]
+        )
+        steps = options.steps or STEPS[task]
+        tasks[task] = {"agent_steps": steps, "random_return_mean": random, "agents": agents}
+        print(f"{task} random play: {random:.1f}")
+    trial = options.steps is not None
+    folder = options.out if trial else ROOT / "docs" / "pictures"
+    draw(tasks, folder / "sac_td3_learning.png")
+    if not trial:
+        result = {"episodes": options.episodes, "tasks": tasks}
+        print(f"written: {write('sac_td3_learning', result)}")
+
+
+if __name__ == "__main__":
+    main()

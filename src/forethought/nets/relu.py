@@ -1,0 +1,119 @@
+"""Plain MLPs with ReLU: one, or several equal ones that are computed together.
+
+Small networks on a CPU spend much of their time between the products, so the layers are kept in a
+plain list: finding a parameter of a module by its name costs more than some of the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Layer = tuple[nn.Parameter, nn.Parameter]
+
+
+class _Layers(nn.Module):
+    """Weights and biases of linear layers, in the order in which they are used."""
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(weights)
+        self.biases = nn.ParameterList(biases)
+        self.layers: list[Layer] = list(zip(self.weights, self.biases, strict=True))
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """On some devices a move makes new parameters."""
+        super()._apply(fn, recurse)
+        self.layers = list(zip(self.weights, self.biases, strict=True))
+        return self
+
+
+class ReluMLP(_Layers):
+    """Linear layers with ReLU between them; the last one is plain."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], outputs: int) -> None:
+        shapes = list(pairwise([inputs, *hidden, outputs]))
+        super().__init__(
+            [torch.empty(after, before) for before, after in shapes],
+            [torch.empty(after) for _, after in shapes],
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]"""
+        *hidden, (weight, bias) = self.layers
+        for w, b in hidden:
+            x = F.linear(x, w, b).relu_()
+        return F.linear(x, weight, bias)
+
+
+class MLPEnsemble(_Layers):
+    """Several such MLPs of one shape. Each layer is one batched product for all of them."""
+
+    def __init__(self, count: int, inputs: int, hidden: Sequence[int], outputs: int) -> None:
+        shapes = list(pairwise([inputs, *hidden, outputs]))
+        # [N, out, in], as F.linear has it: both products of the backward pass then read their
+        # operands as they lie in memory.
+        super().__init__(
+            [torch.empty(count, after, before) for before, after in shapes],
+            [torch.empty(count, 1, after) for _, after in shapes],
+        )
+
+    def forward(self, x: Tensor, count: int | None = None) -> Tensor:
+        """[B, in] -> [N, B, out]; with `count`, of the first so many members."""
+        *hidden, (weight, bias) = self._first(count)
+        x = x.expand(len(weight), *x.shape)
+        for w, b in hidden:
+            x = torch.baddbmm(b, x, w.mT).relu_()
+        return torch.baddbmm(bias, x, weight.mT)
+
+    def least(self, x: Tensor, count: int | None = None) -> Tensor:
+        """[B, in] -> [B]: the least output of all members, or of the first `count`.
+
+        Differentiable in x alone: the weights stay out of it.
+        """
+        found: Tensor = _Least.apply(x, *(t for layer in self._first(count) for t in layer))  # type: ignore[no-untyped-call]
+        return found
+
+    def _first(self, count: int | None) -> Sequence[tuple[Tensor, Tensor]]:
+        if count is None:
+            return self.layers
+        return [(weight[:count], bias[:count]) for weight, bias in self.layers]
+
+
+class _Least(torch.autograd.Function):
+    """The least of an ensemble's single outputs, for each input.
+
+    Only the member that gave it passes a gradient on, so the backward pass takes the rows of each
+    member apart: of two critics that is half of the products.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *flat: Tensor) -> Tensor:
+        *hidden, (weight, bias) = zip(flat[::2], flat[1::2], strict=True)
+        h, seen = x.expand(len(weight), *x.shape), []
+        for w, b in hidden:
+            h = torch.baddbmm(b, h, w.mT).relu_()  # [N, B, units]
+            seen.append(h)
+        least, member = torch.baddbmm(bias, h, weight.mT).squeeze(-1).min(0)  # [B]
+        ctx.save_for_backward(member, *seen, *flat[::2])
+        return least
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (above,) = gradients  # [B]
+        member, *rest = ctx.saved_tensors
+        depth = len(rest) // 2
+        seen, weights = rest[:depth], rest[depth:]
+        below = above.new_empty(len(above), weights[0].shape[-1])  # [B, in]
+        for n in range(len(weights[0])):
+            rows = (member == n).nonzero().squeeze(-1)  # [R]
+            g = above[rows, None] * weights[-1][n]  # [R, units]
+            for h, w in zip(reversed(seen), reversed(weights[:-1]), strict=True):
+                g = torch.ops.aten.threshold_backward(g, h[n].index_select(0, rows), 0) @ w[n]
+            below.index_copy_(0, rows, g)
+        return (below, *(None for _ in range(2 * len(weights))))
