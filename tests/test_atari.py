@@ -354,7 +354,7 @@ def test_a_snapshot_goes_on_exactly_in_another_emulator(name):
         if stop % 20 != 19:
             continue
         seen, _ = other.restore(ours.snapshot())
-        np.testing.assert_array_equal(seen, ours.unwrapped._shown)
+        np.testing.assert_array_equal(seen, ours.unwrapped._show())
         snapshot = ours.snapshot()
         for later in choices[:12]:
             a, b = ours.step(np.int64(later)), other.step(np.int64(later))

@@ -145,8 +145,8 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         """All that decides the rest of the episode; None where only its actions can tell."""
         if not self.env.has_wrapper_attr("snapshot"):
             return None
-        taken: dict[str, Any] = self._guard(self.env.get_wrapper_attr("snapshot"))
-        return {**taken, "steps": np.int64(self._steps)}
+        taken: dict[str, Any] | None = self._guard(self.env.get_wrapper_attr("snapshot"))
+        return None if taken is None else {**taken, "steps": np.int64(self._steps)}
 
     def restore(self, snapshot: dict[str, Any]) -> tuple[Tree, dict[str, Any]] | None:
         """Go on with the episode that `snapshot` described, from its last observation and info;
