@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # One thread per process: on a few cores, idle OpenMP threads that spin cost more than they give.
 ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help setup quickstart test test-slow lint type bench learn learn-quickstart ablation resume-check faults faults-beside-sb3 clean
+.PHONY: help setup quickstart test test-slow lint type bench learn learn-kinds learn-quickstart ablation resume-check faults faults-beside-sb3 clean
 .DEFAULT_GOAL := help
 SEED ?= 1
 QUICK := $(if $(wildcard $(STAMP)),$(VENV),.venv-quickstart)
@@ -57,6 +57,9 @@ bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
 
 learn: setup  ## the learning runs behind docs/results (hours)
 	$(PY) benchmarks/learning.py
+
+learn-kinds: setup  ## likewise for discrete actions, pixels and recorded data, after `learn` (hours)
+	$(ENV) $(PY) benchmarks/learning_kinds.py
 
 ablation: setup  ## do auxiliary discounts help? 30 runs, resumable (hours)
 	$(ENV) $(PY) benchmarks/multi_gamma_ablation.py

@@ -10,17 +10,14 @@ used the full configuration; `tdmpc2_small` is another one.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from forethought.tracking import RunDirectory, read_rows
+from forethought.tracking import RunDirectory
 from results import write
+from runs import curve, evaluated, origin, train_or_resume
 
 TASKS = {
     "dmc:cartpole-swingup": {"required": 750, "published": 839.4},
@@ -29,58 +26,25 @@ TASKS = {
 """Mean return at 100k env_frames: what this benchmark asks for, and what was published."""
 
 
-def forethought(*arguments: str, log: Path | None = None) -> str:
-    """Run the command line; its output goes to `log` or is returned."""
-    # Several runs share the cores: threads that wait must not spin.
-    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
-    command = [sys.executable, "-m", "forethought", *arguments]
-    if log is None:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        return done.stdout
-    with log.open("a") as file:
-        subprocess.run(command, env=environment, stdout=file, stderr=file, check=True)
-    return ""
-
-
 def learn(task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One run, and the evaluation of its last checkpoint."""
     run = options.out / f"{task.replace(':', '-')}-seed{seed}"
-    log = options.out / f"{run.name}.log"
-    if (run / "run.json").exists():
-        forethought("resume", str(run), "--steps", str(options.steps), log=log)
-    else:
-        forethought(
-            "train", "tdmpc2", task, "--preset", options.preset, "--seed", str(seed),
-            "--steps", str(options.steps), "--out", str(run), *options.flags, log=log,
-        )  # fmt: skip
-    text = forethought(
-        "evaluate",
-        str(run),
-        "--checkpoint",
-        "latest",
-        "--episodes",
-        str(options.episodes),
-        "--json",
-    )
-    evaluation = json.loads(text)
-    facts = RunDirectory.open(run).run_json
+    steps = ("--steps", str(options.steps))
+    train_or_resume(
+        run, "tdmpc2", task, "--preset", options.preset, "--seed", str(seed), *steps,
+        *options.flags, resuming=steps,
+    )  # fmt: skip
+    evaluation = evaluated(run, options.episodes)
     print(f"{task} seed {seed}: {evaluation['return_mean']:.1f}", flush=True)
     return {
         "seed": seed,
         "return_mean": evaluation["return_mean"],
         "returns": evaluation["returns"],
         "seeds": evaluation["seeds"],
-        "random_return_mean": facts["random_score"],
-        "commit": facts.get("git_commit"),
-        "compile": RunDirectory.open(run).config()["agent"]["compile"],
+        "random_return_mean": RunDirectory.open(run).run_json["random_score"],
+        **origin(run),
         "curve": curve(run),
     }
-
-
-def curve(run: Path) -> list[list[float]]:
-    """[env_frames, mean return] of every evaluation during training."""
-    rows, _ = read_rows(run / "eval.csv")
-    return [[float(row["env_frames"]), float(row["return_mean"])] for row in rows]
 
 
 def main() -> None:

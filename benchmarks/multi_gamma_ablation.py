@@ -26,8 +26,8 @@ from forethought import presets
 from forethought.files import read_json
 from forethought.report.statistics import area_under_curve
 from forethought.tracking import RunDirectory, read_rows
-from learning import curve, forethought
 from results import write
+from runs import curve, forethought
 from tdmpc2_speed import auxiliary_overhead, small
 
 TASKS = ("dmc:cartpole-swingup", "dmc:reacher-easy")

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import forethought
-from forethought.tracking import RunDirectory, read_rows
+from forethought.tracking import read_rows
 from results import ROOT, write
+from runs import curve, minutes_of_training, origin
 
 REQUIRED = {"return_of_each_seed": 700, "minutes_of_training": 10}
 
@@ -35,10 +36,10 @@ def one(seed: int, episodes: int) -> dict[str, Any]:
         "returns": list(score.returns),
         "random_return_mean": chance.mean,
         "random_returns": list(chance.returns),
-        "minutes_of_training": float(rows[-1]["wall_s"]) / 60,
+        "minutes_of_training": minutes_of_training(run),
         "agent_steps": int(rows[-1]["agent_steps"]),
-        "curve": [[float(row["env_frames"]), float(row["return_mean"])] for row in rows],
-        "commit": RunDirectory.open(run).run_json.get("git_commit"),
+        "curve": curve(run),
+        **origin(run),
     }
 
 

@@ -1,0 +1,67 @@
+"""Runs of a benchmark: made, resumed or found complete, and what a result file keeps of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from forethought.tracking import RunDirectory, read_rows
+
+
+def forethought(*arguments: str, log: Path | None = None) -> str:
+    """Run the command line; its output goes to `log` or is returned."""
+    # Several runs share the cores: threads that wait must not spin.
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    command = [sys.executable, "-m", "forethought", *arguments]
+    if log is None:
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise SystemExit(f"This command failed, its own words are above: {command}")
+        return done.stdout
+    with log.open("a") as file:
+        done = subprocess.run(command, env=environment, stdout=file, stderr=file)
+    if done.returncode:
+        raise SystemExit(f"This command failed, {log} has its words: {command}")
+    return ""
+
+
+def train_or_resume(run: Path, *training: str, resuming: tuple[str, ...] = ()) -> None:
+    """A run that is there goes on (or is complete), another begins."""
+    log = run.with_name(f"{run.name}.log")
+    if (run / "run.json").exists():
+        forethought("resume", str(run), *resuming, log=log)
+    else:
+        forethought("train", *training, "--out", str(run), log=log)
+
+
+def evaluated(run: Path, episodes: int, *flags: str) -> dict[str, Any]:
+    """Every episode of the last checkpoint, or of what `flags` name instead."""
+    found: dict[str, Any] = json.loads(
+        forethought("evaluate", str(run), "--episodes", str(episodes), "--json", *flags)
+    )
+    return found
+
+
+def curve(run: Path) -> list[list[float]]:
+    """[env_frames, mean return] of every evaluation during training."""
+    rows, _ = read_rows(run / "eval.csv")
+    return [[float(row["env_frames"]), float(row["return_mean"])] for row in rows]
+
+
+def minutes_of_training(run: Path) -> float:
+    """Of the whole run, its evaluations included, pauses between processes left out."""
+    rows, _ = read_rows(run / "eval.csv")
+    return float(rows[-1]["wall_s"]) / 60
+
+
+def origin(run: Path) -> dict[str, Any]:
+    """What a reader needs to know of the code that made a run."""
+    directory = RunDirectory.open(run)
+    return {
+        "commit": directory.run_json.get("git_commit"),
+        "compile": directory.config()["agent"]["compile"],
+    }
