@@ -31,6 +31,8 @@ NOOP, FIRE = 0, 1
 """ALE's numbers of these actions."""
 KEEP_EVERY = 16
 """Decisions between states that are kept for snapshots."""
+MOST_FRAMES = 10_000_000
+"""Frames of one game that a snapshot may tell of."""
 LIFE_LOST = Column("life_lost", (), np.dtype(np.bool_), "life_lost")
 """Ends the future for learning, though the game goes on."""
 Frame = NDArray[np.uint8]
@@ -93,6 +95,7 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         self._ale = ale_py.ALEInterface()
         self._state_of = ale_py.ALEState
         self._ale.setFloat("repeat_action_probability", 0.0)  # see Stickiness
+        self._ale.setInt("random_seed", 0)  # else the clock seeds what a reset may draw
         self._ale.loadROM(importlib.import_module("ale_py.roms").get_rom_path(rom))
         self._ale.reset_game()
         # Without ALE's random numbers: they decide nothing where ALE itself is not sticky.
@@ -179,11 +182,10 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         None where the screen is another one. A few games (Qbert, Tetris) draw over old pictures,
         which ALE does not save; and so may an emulator of another version.
         """
-        saved = snapshot["ale"].tobytes()
-        if len(saved) != self._state_bytes:  # ALE reads past the end of a shorter one
+        if not self._fits(snapshot):
             return None
         self._ale.reset_game()
-        self._ale.restoreState(self._state_of(saved))
+        self._ale.restoreState(self._state_of(snapshot["ale"].tobytes()))
         seed, frames, pressed, lives, lost = (int(x) for x in snapshot["numbers"])
         self._begin_sticking(seed)
         if self._sticky is not None:
@@ -196,6 +198,19 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         if not np.array_equal(self._screens[1], snapshot["screen"]):
             return None
         return self._show(), self._info()
+
+    def _fits(self, snapshot: Snapshot) -> bool:
+        """Whether it can be one of this game: ALE reads past the end of a state that is too short,
+        and a file may hold anything."""
+        shapes = {"ale": (self._state_bytes,), "numbers": (5,), "screen": self._screens[1].shape}
+        if any(snapshot.get(key, np.zeros(0)).shape != shape for key, shape in shapes.items()):
+            return False
+        actions = snapshot.get("actions", np.zeros((0, 0)))
+        if actions.ndim != 1 or len(actions) >= 2 * KEEP_EVERY:
+            return False
+        seed, frames = (int(x) for x in snapshot["numbers"][:2])
+        known = np.all((actions >= 0) & (actions < len(self._actions)))
+        return bool(known and 0 <= seed < 2**32 and 0 <= frames <= MOST_FRAMES)
 
     def _keep_beginning(self) -> None:
         self._older = self._newer = self._key()
