@@ -354,7 +354,7 @@ def test_a_snapshot_goes_on_exactly_in_another_emulator(name):
         if stop % 20 != 19:
             continue
         seen, _ = other.restore(ours.snapshot())
-        np.testing.assert_array_equal(seen, ours.unwrapped._shown)
+        np.testing.assert_array_equal(seen, ours.unwrapped._show())
         snapshot = ours.snapshot()
         for later in choices[:12]:
             a, b = ours.step(np.int64(later)), other.step(np.int64(later))
@@ -373,7 +373,14 @@ def test_a_snapshot_that_does_not_fit_is_not_taken_and_the_actions_are_stepped_a
         obs = env.step_one(0, np.int64(action))[0]
     snapshot = env.snapshots()[0]
     future = env.step_one(0, np.int64(4))[0]
-    for broken in ({**snapshot, "ale": snapshot["ale"][:-9]}, None, snapshot):
+    wrong = {
+        "ale": snapshot["ale"][:-9],
+        "screen": snapshot["screen"] + 1,
+        "actions": np.array([99]),
+        "numbers": np.array([0, 10**12, 0, 0, 0]),
+        "steps": np.zeros(2),
+    }
+    for broken in (*({**snapshot, key: value} for key, value in wrong.items()), None, snapshot):
         assert replay_episode(env, 0, log, obs, broken) is None
         np.testing.assert_array_equal(env.step_one(0, np.int64(4))[0], future)
     env.close()

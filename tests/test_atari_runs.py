@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 
 import gymnasium
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
@@ -27,7 +28,7 @@ from forethought.config import (
     build_run_config,
     merge,
 )
-from forethought.envs import make_env, protocols
+from forethought.envs import make_env, protocols, spec_of
 from forethought.envs.episodes import EpsilonGreedy, run_episodes
 from forethought.envs.protocols import PROTOCOLS, evaluation_options, human_normalised
 from forethought.replay import FrameStacker, Replay
@@ -35,8 +36,14 @@ from forethought.report.published import published
 from forethought.seeding import Streams
 from forethought.spaces.spec import Column, EnvSpec
 from forethought.tracking import read_rows
-from forethought.training.evaluate import EvalResult, Evaluator, evaluate_target
+from forethought.training.evaluate import (
+    EvalResult,
+    Evaluator,
+    RandomPolicy,
+    evaluate_target,
+)
 from forethought.training.loop import resume_run, train_run
+from forethought.training.watch import film
 from tests.stub_agent import training_record
 from tests.stubs import CounterEnv, vector_of
 
@@ -86,7 +93,6 @@ def test_an_atari_run_resumes_bit_for_bit_from_the_emulators_state(whole, tmp_pa
         "reset_one",
         lambda self, *rest: (next(stepped), reset_one(self, *rest))[1],
     )
-    monkeypatch.setattr(Evaluator, "agent", Evaluator.agent)
     assert resume_run(tmp_path / "run").status == "done"
     assert next(stepped) == 1  # the one game of the evaluation at the end
     assert training_record(tmp_path / "run") == training_record(whole)
@@ -284,6 +290,14 @@ def test_dopamines_points_are_shown_beside_runs_of_dqn():
     assert published("atari:MsPacman", "dqn", impala).label == "Dopamine's IQN with Impala"
     assert published("atari:Tennis", "dqn", {}) is None
     assert published("dmc:cartpole-swingup", "tdmpc2").spacing == 100_000
+
+
+def test_finding_8_a_filmed_game_has_15_pictures_a_second(tmp_path):
+    made_with = EnvConfig(max_episode_steps=5).evaluation
+    spec = spec_of("atari:Pong")
+    file = tmp_path / "pong.mp4"
+    film(RandomPolicy(spec, Streams(1)), [5], "atari:Pong", made_with, file, "random play")
+    assert imageio_ffmpeg.count_frames_and_secs(file) == (6, pytest.approx(6 / 15, abs=0.01))
 
 
 # Configuration

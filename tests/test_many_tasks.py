@@ -364,7 +364,7 @@ def test_one_of_several_tasks_is_watched(run, wanted, number, monkeypatch):
     """The picture itself needs a graphics driver: here, which task is built and played."""
     built = []
 
-    def film(policy, seeds, task, env_config, path, title, *, number):
+    def film(policy, seeds, task, made_with, path, title, *, number):
         built.append((number, title.split(",")[0]))
         env = make_env(task)
         try:

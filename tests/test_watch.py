@@ -212,7 +212,7 @@ def test_a_wrong_choice_of_the_user_does_not_matter_to_training():
 
 def test_a_control_task_is_filmed_at_its_control_rate(tmp_path):
     """cartpole has 100 control steps a second, two per decision."""
-    task, limits = "dmc:cartpole-swingup", EnvConfig(max_episode_steps=3)
+    task, limits = "dmc:cartpole-swingup", EnvConfig(max_episode_steps=3).evaluation
     spec = make_single(task).spec_for_agent
     file = tmp_path / "a.mp4"
     try:

@@ -31,6 +31,20 @@ def _value_agent(monkeypatch):
     register(monkeypatch)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What a run that nobody stopped leaves behind, by kind; each is made once."""
+    made: dict[str, Any] = {}
+
+    def record(kind: str) -> Any:
+        if kind not in made:
+            out = tmp_path_factory.mktemp("undisturbed") / kind
+            made[kind] = training_record(train_run(value_run(kind), out).path)
+        return made[kind]
+
+    return record
+
+
 # ---- finding 11 ----
 
 
@@ -110,7 +124,7 @@ def test_finding_11_never_drawn_is_a_share_of_what_can_be_drawn():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_finding_11_diagnostics_reach_train_csv_and_the_sinks(kind, tmp_path, monkeypatch):
-    """Every 100 of 400 steps, in the row of that step; the other rows leave the cells empty."""
+    """Every 50 of 200 steps, in the row of that step; the other rows leave the cells empty."""
     sink = ListSink()
     monkeypatch.setattr("forethought.training.loop.make_sinks", lambda *args: [sink])
     config = value_run(kind)
@@ -119,7 +133,7 @@ def test_finding_11_diagnostics_reach_train_csv_and_the_sinks(kind, tmp_path, mo
     names = replay_metric_names(config.replay)
     assert ("replay_priority_mean" in names) == (kind == "prioritized")
     told = [row["agent_steps"] for row in rows if row["replay_age_mean"]]
-    assert told == ["100", "200", "300", "400"]
+    assert told == ["50", "100", "150", "200"]
     for row in rows:
         cells = [bool(row[name]) for name in names]
         assert all(cells) if row["agent_steps"] in told else not any(cells)
@@ -139,7 +153,7 @@ def test_finding_11_no_diagnostics_no_columns(tmp_path):
 
 def test_finding_11_looking_more_often_changes_nothing_else(tmp_path):
     records = []
-    for every in (50, 200):
+    for every in (25, 100):
         config = value_run("prioritized", replay={"diagnostics_every_agent_steps": every})
         record = training_record(train_run(config, tmp_path / str(every)).path)
         rows = record["train"]
@@ -164,11 +178,11 @@ def test_finding_1_beta_in_a_run_ends_at_1(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("at", [98, 250])
-def test_a_run_that_was_stopped_goes_on_exactly(kind, at, tmp_path, monkeypatch):
+@pytest.mark.parametrize("at", [48, 130])
+def test_a_run_that_was_stopped_goes_on_exactly(kind, at, undisturbed, tmp_path, monkeypatch):
     """Stopped before a look at replay is due, and after the rings have wrapped; priorities, counts
     of draws and the open interval come back bit for bit."""
-    straight = training_record(train_run(value_run(kind), tmp_path / "straight").path)
+    straight = undisturbed(kind)
     passes = count()
 
     def fault(name: str) -> None:
@@ -183,12 +197,13 @@ def test_a_run_that_was_stopped_goes_on_exactly(kind, at, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_killed_goes_on_exactly_from_its_checkpoint(kind, tmp_path, monkeypatch):
-    """An error between two updates, 30 steps after the checkpoint: what came after is undone."""
-    straight = training_record(train_run(value_run(kind), tmp_path / "straight").path)
+def test_a_run_that_failed_goes_on_exactly_from_its_checkpoint(
+    kind, undisturbed, tmp_path, monkeypatch
+):
+    """An error 26 steps after the checkpoint of step 160: what came after is undone."""
 
     def fault(name: str) -> None:
-        if name == "step-330":
+        if name == "step-186":
             raise RuntimeError("lightning")
 
     monkeypatch.setattr(files, "fault_point", fault)
@@ -196,4 +211,4 @@ def test_a_run_that_was_killed_goes_on_exactly_from_its_checkpoint(kind, tmp_pat
         train_run(value_run(kind), tmp_path / "killed")
     monkeypatch.setattr(files, "fault_point", lambda name: None)
     assert resume_run(tmp_path / "killed").status == "done"
-    assert training_record(tmp_path / "killed") == straight
+    assert training_record(tmp_path / "killed") == undisturbed(kind)

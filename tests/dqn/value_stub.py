@@ -64,24 +64,24 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def value_run(kind: str, **layers: Any) -> RunConfig:
-    """400 steps in two environments, episodes of 30, looks at replay every 100 steps."""
+    """200 steps in two environments, episodes of 30, looks at replay every 50 steps."""
     base: dict[str, Any] = {
-        "steps": 400,
+        "steps": 200,
         "env": {"max_episode_steps": 30, "num_envs": 2},
         "replay": {
             "kind": kind,
-            "capacity_rows": 150,  # wraps
+            "capacity_rows": 90,  # wraps
             "block_rows": 16,
-            "diagnostics_every_agent_steps": 100,
+            "diagnostics_every_agent_steps": 50,
         },
         "train": {
-            "seed_agent_steps": 60,
+            "seed_agent_steps": 40,
             "seed_updates": 20,
             "updates_per_agent_step": 0.5,
-            "checkpoint_every_agent_steps": 100,
+            "checkpoint_every_agent_steps": 80,
             "threads": 1,
         },
-        "eval": {"every_agent_steps": 400, "episodes": 1},
-        "track": {"every_agent_steps": 50, "console": False},
+        "eval": {"every_agent_steps": 0, "episodes": 1},
+        "track": {"every_agent_steps": 25, "console": False},
     }
     return build_run_config("value", "gym:Pendulum-v1", ValueConfig, [base, layers])

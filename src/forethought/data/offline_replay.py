@@ -29,7 +29,7 @@ from forethought.data.dataset import Dataset, Shard
 from forethought.data.layout import SPLITS
 from forethought.files import size_in_words
 from forethought.replay.memory import check_dataset_fits
-from forethought.replay.rows import Batch, ReplayError, RowSpec
+from forethought.replay.rows import Batch, ReplayError, RowSpec, as_learned
 from forethought.replay.stacks import sources, windows
 from forethought.seeding import numpy_state, restore_numpy
 from forethought.spaces.nested import tree_map, unflatten
@@ -143,7 +143,7 @@ class OfflineReplay:
         nested = unflatten(columns)
         is_first = np.zeros(rows.shape, np.bool_)
         is_first[0] = start == 0
-        return Batch(
+        drawn = Batch(
             obs=nested["obs"],
             action=tree_map(lambda leaf: leaf[1:], nested["action"]),
             reward=columns["reward"][1:],
@@ -152,6 +152,7 @@ class OfflineReplay:
             is_first=torch.from_numpy(is_first).to(self.device),
             extras={name: columns[name] for name in self.row_spec.extras},
         )
+        return as_learned(drawn, self.row_spec)
 
     def last_draw(self) -> dict[str, Any] | None:
         """Where the slices of the last batch come from; None before the first."""

@@ -7,7 +7,9 @@ actions all frames equal those of gymnasium's AtariPreprocessing, but for the la
 that ends before its decision does: gymnasium shows the frame before that again.
 
 Loading a game takes ALE a sixth of a second, and gymnasium loads it anew at every reset with a
-seed. Here it is loaded once, and each game begins from a copy of the first state.
+seed. Here it is loaded once, and each game begins from a copy of the first state. In Berzerk and
+DoubleDunk, ALE draws numbers of its stickiness while it resets, so there the seeds of gymnasium
+give other games where actions stick.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ SIDE = 84
 FRAMES_PER_SECOND = 60
 NOOP, FIRE = 0, 1
 """ALE's numbers of these actions."""
+KEEP_EVERY = 16
+"""Decisions between states that are kept for snapshots."""
+MOST_FRAMES = 10_000_000
+"""Frames of one game that a snapshot may tell of."""
 LIFE_LOST = Column("life_lost", (), np.dtype(np.bool_), "life_lost")
 """Ends the future for learning, though the game goes on."""
 Frame = NDArray[np.uint8]
@@ -89,6 +95,7 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         self._ale = ale_py.ALEInterface()
         self._state_of = ale_py.ALEState
         self._ale.setFloat("repeat_action_probability", 0.0)  # see Stickiness
+        self._ale.setInt("random_seed", 0)  # else the clock seeds what a reset may draw
         self._ale.loadROM(importlib.import_module("ale_py.roms").get_rom_path(rom))
         self._ale.reset_game()
         # Without ALE's random numbers: they decide nothing where ALE itself is not sticky.
@@ -103,9 +110,10 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         self._first_screen: Frame = self._ale.getScreenGrayscale()
         self._sticky: Stickiness | None = None
         self._pressed = NOOP  # what the console saw in the last frame
-        self._lives = 0
-        self._shown: Frame = np.zeros((SIDE, SIDE), np.uint8)
-        self._life_lost = False
+        self._lives, self._life_lost = 0, False
+        self._older: tuple[Any, list[int]] | None = None  # see `_keep`
+        self._newer: tuple[Any, list[int]] | None = None
+        self._since: list[int] = []
 
     @property
     def can_fire(self) -> bool:
@@ -135,6 +143,7 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         else:
             self._ale.getScreenGrayscale(self._screens[1])
         self._lives, self._life_lost = self._ale.lives(), False
+        self._keep_beginning()
         return self._show(), self._info()
 
     def step(self, action: np.int64) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
@@ -143,6 +152,7 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         lives = self._ale.lives()
         self._lives, self._life_lost = lives, lives < self._lives
         terminated = self._ale.game_over(with_truncation=False)
+        self._keep(int(action))
         return self._show(), float(reward), terminated, False, self._info()
 
     def render(self) -> Frame | None:
@@ -152,41 +162,77 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         picture: Frame = self._ale.getScreenRGB()
         return picture
 
-    def snapshot(self) -> Snapshot:
-        """All that decides the rest of the game, and what was seen last."""
-        sticky = self._sticky
-        numbers = [
-            sticky.seed if sticky else 0,
-            sticky.frames if sticky else 0,
-            self._pressed,
-            self._lives,
-            self._life_lost,
-        ]
+    def snapshot(self) -> Snapshot | None:
+        """What decides the rest of the game: the emulator some decisions ago, the actions since,
+        and the screen that they must lead to. None where two frames are not seen together: then the
+        screen does not show both of the buffers that ALE draws into."""
+        if self.frames_per_step == 1 or self._older is None:
+            return None
+        state, numbers = self._older
         return {
-            "ale": np.frombuffer(self._ale.cloneState().serialize(), np.uint8),
+            "ale": np.frombuffer(state.serialize(), np.uint8),
             "numbers": np.array(numbers, np.int64),
-            "shown": self._shown.copy(),
+            "actions": np.array(self._since, np.int64),
+            "screen": self._screens[1].copy(),
         }
 
     def restore(self, snapshot: Snapshot) -> tuple[Frame, dict[str, Any]] | None:
-        """The last observation and info of the game that `snapshot` described, which goes on here;
-        None where the emulator does not come out as it was, as one of another version may not."""
-        saved = snapshot["ale"].tobytes()
-        if len(saved) != self._state_bytes:  # ALE reads past the end of a shorter one
+        """The last observation and info of the game that `snapshot` described, which goes on here.
+
+        None where the screen is another one. A few games (Qbert, Tetris) draw over old pictures,
+        which ALE does not save; and so may an emulator of another version.
+        """
+        if not self._fits(snapshot):
             return None
-        self._ale.restoreState(self._state_of(saved))
-        if self._ale.cloneState().serialize() != saved:
-            return None
+        self._ale.reset_game()
+        self._ale.restoreState(self._state_of(snapshot["ale"].tobytes()))
         seed, frames, pressed, lives, lost = (int(x) for x in snapshot["numbers"])
         self._begin_sticking(seed)
         if self._sticky is not None:
             self._sticky.take(frames)
         self._pressed, self._lives, self._life_lost = pressed, lives, bool(lost)
-        self._shown = np.array(snapshot["shown"], np.uint8)
-        return self._shown.copy(), self._info()
+        self._screens[1][:] = snapshot["screen"]
+        self._keep_beginning()
+        for action in snapshot["actions"]:
+            self.step(action)
+        if not np.array_equal(self._screens[1], snapshot["screen"]):
+            return None
+        return self._show(), self._info()
+
+    def _fits(self, snapshot: Snapshot) -> bool:
+        """Whether it can be one of this game: ALE reads past the end of a state that is too short,
+        and a file may hold anything."""
+        shapes = {"ale": (self._state_bytes,), "numbers": (5,), "screen": self._screens[1].shape}
+        if any(snapshot.get(key, np.zeros(0)).shape != shape for key, shape in shapes.items()):
+            return False
+        actions = snapshot.get("actions", np.zeros((0, 0)))
+        if actions.ndim != 1 or len(actions) >= 2 * KEEP_EVERY:
+            return False
+        seed, frames = (int(x) for x in snapshot["numbers"][:2])
+        known = np.all((actions >= 0) & (actions < len(self._actions)))
+        return bool(known and 0 <= seed < 2**32 and 0 <= frames <= MOST_FRAMES)
+
+    def _keep_beginning(self) -> None:
+        self._older = self._newer = self._key()
+        self._since = []
+
+    def _keep(self, action: int) -> None:
+        """Remembers an action, and now and then the state."""
+        self._since.append(action)
+        if len(self._since) % KEEP_EVERY == 0:
+            if len(self._since) == 2 * KEEP_EVERY:
+                self._older, self._since = self._newer, self._since[KEEP_EVERY:]
+            self._newer = self._key()
+
+    def _key(self) -> tuple[Any, list[int]]:
+        """The emulator's state, and what decides the game beside it."""
+        sticky = self._sticky
+        position = [sticky.seed, sticky.frames] if sticky else [0, 0]
+        return self._ale.cloneState(), [*position, self._pressed, self._lives, self._life_lost]
 
     def _begin(self, seed: int) -> None:
         """The game's first state, before any no-op."""
+        self._ale.reset_game()  # only this clears the picture, over which some games draw
         self._ale.restoreState(self._beginning)
         self._begin_sticking(seed)
 
@@ -224,8 +270,8 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
 
     def _show(self) -> Frame:
         cv2 = self._cv2
-        self._shown = cv2.resize(self._screens[1], (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-        return self._shown
+        shown: Frame = cv2.resize(self._screens[1], (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        return shown
 
     def _info(self) -> dict[str, Any]:
         lost = {LIFE_LOST.source: self._life_lost} if self.columns else {}

@@ -146,15 +146,15 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         """All that decides the rest of the episode; None where only its actions can tell."""
         if not self.env.has_wrapper_attr("snapshot"):
             return None
-        taken: dict[str, Any] = self._guard(self.env.get_wrapper_attr("snapshot"))
-        return {**taken, "steps": np.int64(self._steps)}
+        taken: dict[str, Any] | None = self._guard(self.env.get_wrapper_attr("snapshot"))
+        return None if taken is None else {**taken, "steps": np.int64(self._steps)}
 
     def restore(self, snapshot: dict[str, Any]) -> tuple[Tree, dict[str, Any]] | None:
         """Go on with the episode that `snapshot` described, from its last observation and info;
         None where that cannot be done exactly."""
-        if not self.env.has_wrapper_attr("restore"):
+        if not self.env.has_wrapper_attr("restore") or np.shape(snapshot.get("steps")) != ():
             return None
-        self._steps, self._running = int(snapshot["steps"]), False
+        self._steps, self._running = int(snapshot.get("steps") or 0), False
         own = {key: value for key, value in snapshot.items() if key != "steps"}
         found = self._guard(lambda: self.env.get_wrapper_attr("restore")(own))
         if found is None:

@@ -140,7 +140,7 @@ class QNetwork(nn.Module):
 
     def log_architecture(self) -> dict[str, int]:
         """Parameters per part."""
-        parts = {"trunk": self.trunk, "embedding": self.embedding}
+        parts: dict[str, nn.Module | None] = {"trunk": self.trunk, "embedding": self.embedding}
         parts |= {"value": self.value, "advantage": self.advantage}
         counts = {
             name: sum(p.numel() for p in part.parameters())
