@@ -36,6 +36,7 @@ from forethought.report.published import published
 from forethought.seeding import Streams
 from forethought.spaces.spec import Column, EnvSpec
 from forethought.tracking import read_rows
+from forethought.training import evaluate
 from forethought.training.evaluate import (
     EvalResult,
     Evaluator,
@@ -68,6 +69,11 @@ def run_config(task: str = TASK, name: str = "tdmpc2", **layers: Any) -> RunConf
 
 class Killed(BaseException):
     """Stands for kill -9: nothing after it may be saved."""
+
+
+@pytest.fixture(autouse=True)
+def _few_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "PARALLEL_ENVS", 2)  # loading a game takes a sixth of a second
 
 
 @pytest.fixture(scope="module")
@@ -237,10 +243,10 @@ def test_epsilon_replaces_as_many_decisions_from_a_stream_of_its_own():
             return np.full(len(first), 3), state
 
     policy = EpsilonGreedy(Third(), 0.3, spec, Streams(1).numpy("eval-epsilon", 1))
-    first, infos = np.zeros(20_000, np.bool_), [{}] * 20_000
+    first, infos = np.zeros(4_000, np.bool_), [{}] * 4_000
     actions, _ = policy.act(None, 1, first, infos)
     number = int(spec.action_space.n)
-    assert np.mean(actions != 3) == pytest.approx(0.3 * (1 - 1 / number), abs=0.01)
+    assert np.mean(actions != 3) == pytest.approx(0.3 * (1 - 1 / number), abs=0.03)
     again = EpsilonGreedy(Third(), 0.3, spec, Streams(1).numpy("eval-epsilon", 1))
     np.testing.assert_array_equal(again.act(None, 1, first, infos)[0], actions)
     env.close()

@@ -152,9 +152,10 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     def restore(self, snapshot: dict[str, Any]) -> tuple[Tree, dict[str, Any]] | None:
         """Go on with the episode that `snapshot` described, from its last observation and info;
         None where that cannot be done exactly."""
-        if not self.env.has_wrapper_attr("restore") or np.shape(snapshot.get("steps")) != ():
+        steps = np.asarray(snapshot.get("steps", ()))
+        if not self.env.has_wrapper_attr("restore") or steps.shape != ():
             return None
-        self._steps, self._running = int(snapshot.get("steps") or 0), False
+        self._steps, self._running = int(steps), False
         own = {key: value for key, value in snapshot.items() if key != "steps"}
         found = self._guard(lambda: self.env.get_wrapper_attr("restore")(own))
         if found is None:

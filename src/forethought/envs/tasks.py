@@ -60,6 +60,7 @@ def make_single(
     """
     check_task(task)
     if multi.is_multi(task):
+        limits: dict[str, Any]
         limits = {"action_repeat": action_repeat, "max_episode_steps": max_episode_steps}
         shared = spec_of(task, obs=obs, **limits)
         return _make_member(shared, render_mode=render_mode, env_index=env_index)

@@ -263,13 +263,13 @@ class Seeds(Sequence[int]):
     """The seeds of evaluation `index`, each made when it is asked for."""
 
     def __init__(self, streams: Streams, index: int, number: int) -> None:
-        self.streams, self.index, self.number = streams, index, number
+        self.streams, self.evaluation, self.number = streams, index, number
 
     def __len__(self) -> int:
         return self.number
 
     def __getitem__(self, episode: Any) -> Any:
-        return self.streams.seed("eval", self.index, range(self.number)[episode])
+        return self.streams.seed("eval", self.evaluation, range(self.number)[episode])
 
 
 class Evaluator:

@@ -91,7 +91,7 @@ def film(
     title: str,
     *,
     number: int = 0,
-    polls: dict[str, Callable[..., Any]] | None = None,
+    polls: dict[str, Any] | None = None,
     **options: Any,
 ) -> Played:
     """Plays one episode per seed into a video, in an environment that is `made_with` these options;
