@@ -40,6 +40,8 @@ class SACNoise:
 class Temperature(nn.Module):
     """log alpha: a parameter where it is learned, a constant where it is not."""
 
+    log_alpha: Tensor
+
     def __init__(self, alpha: float, learned: bool) -> None:
         super().__init__()
         log_alpha = torch.tensor(alpha).log()
