@@ -51,6 +51,7 @@ bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
 	$(PY) benchmarks/tdmpc2_speed.py
 	$(PY) benchmarks/pixel_speed.py
 	$(PY) benchmarks/replay_speed.py
+	$(PY) benchmarks/per_speed.py --atari
 	$(PY) benchmarks/offline_speed.py
 	$(PY) benchmarks/categorical_speed.py
 	$(PY) benchmarks/sac_td3_speed.py

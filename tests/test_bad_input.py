@@ -60,7 +60,8 @@ def test_an_unknown_preset_agent_or_key_names_the_nearest(refused, empty_folder)
     (empty_folder / "mine.yaml").write_text("agent: {horizn: 3}")
     assert "Did you mean agent.horizon?" in refused(*train("--config", "mine.yaml"))
     (empty_folder / "mine.yaml").write_text("replay: {kind: episodes, alpha: 0.6}")
-    assert "no key replay.alpha" in refused(*train("--config", "mine.yaml"))
+    sentence = refused(*train("--config", "mine.yaml"))
+    assert "replay.alpha belongs to replay of kind prioritized" in sentence
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", "mps"])

@@ -25,7 +25,7 @@ from forethought.config import ConfigError, ForethoughtError, ReplayConfig
 from forethought.data import Dataset, OfflineReplay
 from forethought.envs import VectorEnv
 from forethought.envs.episodes import Played, run_episodes
-from forethought.replay import Batch, Replay
+from forethought.replay import Batch, NStepBatch, NStepReplay, RingReplay
 from forethought.seeding import Streams
 from forethought.spaces import nested
 from forethought.spaces.spec import EnvSpec
@@ -64,9 +64,9 @@ class Agent(ABC):
         """The run's own counters, to be read and never changed; see `follow`."""
         self.total_agent_steps = 0
         """The length of the run; 0 without one."""
-        self.last_batch: Batch | None = None
+        self.last_batch: Batch | NStepBatch | None = None
         """Of the last update, by reference: what a dump shows if it was not finite."""
-        self._replay: Replay | OfflineReplay | None = None
+        self._replay: RingReplay | OfflineReplay | None = None
         self._own_state: Any = None
         self._own_episode = 0  # of `act`: each has noise of its own
 
@@ -148,11 +148,11 @@ class Agent(ABC):
     # ---- learning ----
 
     @abstractmethod
-    def make_replay(self) -> Replay:
+    def make_replay(self) -> RingReplay:
         """The replay that this agent learns from."""
 
     @property
-    def replay(self) -> Replay | OfflineReplay:
+    def replay(self) -> RingReplay | OfflineReplay:
         """Created on first use; a dataset with the same `sample` may take its place."""
         if self._replay is None:
             if self.for_acting:
@@ -164,7 +164,7 @@ class Agent(ABC):
         return self._replay
 
     @replay.setter
-    def replay(self, replay: Replay | OfflineReplay) -> None:
+    def replay(self, replay: RingReplay | OfflineReplay) -> None:
         self._replay = replay
 
     def learn_from(self, datasets: Sequence[Dataset], storage: str) -> None:
@@ -201,6 +201,18 @@ class Agent(ABC):
         It must not change the future: random numbers come from streams of its own.
         """
         return {}
+
+    def replay_diagnostics(self) -> Metrics:
+        """What is drawn from replay now, for train.csv; nothing where replay does not tell.
+
+        The stream is that of the step, so that looking never changes what training draws.
+        """
+        replay, clock = self._replay, self.clock
+        if not isinstance(replay, NStepReplay):
+            return {}
+        stream = self.streams.numpy("replay-diagnostics", clock.agent_steps)
+        beta = replay.beta_at(clock, self.total_agent_steps)
+        return replay.diagnostics(self.config.batch_size, stream, beta)
 
     def diagnostics(self) -> tuple[Json, Tensors]:
         """What helps to find why the last update was not finite, and the tensors of its batch.

@@ -28,7 +28,7 @@ class _Layers(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """On some devices a move makes new parameters."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.layers = list(zip(self.weights, self.biases, strict=True))
         return self
 

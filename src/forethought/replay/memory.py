@@ -7,6 +7,7 @@ start but be killed hours later, when the ring fills. Therefore it is checked be
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -32,17 +33,34 @@ def available_bytes(device: torch.device) -> int | None:
     return min(limits, default=None)
 
 
-def check_fits(row_bytes: int, num_envs: int, capacity_rows: int, device: torch.device) -> None:
+def check_fits(row_bytes: float, num_envs: int, capacity_rows: int, device: torch.device) -> None:
     """Refuse a capacity that does not fit, and name the largest that does."""
-    free = available_bytes(device)
-    need = row_bytes * capacity_rows
+    _check(row_bytes, num_envs, capacity_rows, available_bytes(device), str(device))
+
+
+def check_disk(row_bytes: float, num_envs: int, capacity_rows: int, folder: Path) -> None:
+    """Refuse a folder that cannot take the rows, and name the largest capacity that it can."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        reason = error.strerror or "it cannot be read"
+        raise ConfigError(
+            f"replay.mapped_folder is {folder}, but must be a folder ({reason})."
+        ) from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"replay.mapped_folder is {folder}, which cannot be written to.")
+    _check(row_bytes, num_envs, capacity_rows, free, str(folder))
+
+
+def _check(row_bytes: float, envs: int, capacity_rows: int, free: int | None, where: str) -> None:
+    need = int(row_bytes * capacity_rows)
     if free is None or need <= HEADROOM * free:
         return
-    per_env = int(HEADROOM * free) // (row_bytes * num_envs)
+    per_env = int(int(HEADROOM * free) // (row_bytes * envs))
     raise ConfigError(
         f"replay.capacity_rows is {capacity_rows}, which takes {words(need)} "
-        f"({words(row_bytes)} a row), but {words(free)} are free on {device}; "
-        f"the largest that fits is {per_env * num_envs}."
+        f"({words(int(row_bytes))} a row), but {words(free)} are free on {where}; "
+        f"the largest that fits is {per_env * envs}."
     )
 
 

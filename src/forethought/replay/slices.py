@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from forethought.replay.rows import ReplayError
 from forethought.replay.storage import Storage
 
 Ints = NDArray[np.int64]
+State = dict[str, NDArray[Any]]
 
 
 class Sampler(Protocol):
@@ -42,11 +43,11 @@ class Sampler(Protocol):
 
     def draw(self, batch: int, rng: np.random.Generator) -> tuple[Ints, Ints]: ...
 
-    def state(self) -> dict[str, Ints]: ...
+    def state(self) -> State: ...
 
-    def check(self, state: dict[str, Ints], written: list[int]) -> None: ...
+    def check(self, state: State, written: list[int]) -> None: ...
 
-    def restore(self, state: dict[str, Ints]) -> None: ...
+    def restore(self, state: State) -> None: ...
 
 
 class Episode:
@@ -108,11 +109,11 @@ class EpisodeSampler:
         low = np.where(first >= oldest, first, oldest + self.history)
         return stream, low + rng.integers(0, end - self.slice_rows + 1 - low)
 
-    def state(self) -> dict[str, Ints]:
+    def state(self) -> State:
         """The table, in its order."""
         return {"episodes": self.table[:, : len(self.episodes)].copy()}
 
-    def check(self, state: dict[str, Ints], written: list[int]) -> None:
+    def check(self, state: State, written: list[int]) -> None:
         """Refuse a table that cannot be drawn from when the streams have had `written` rows."""
         table = state.get("episodes", np.empty(0))
         check_episodes(table, self.storage, written)
@@ -122,7 +123,7 @@ class EpisodeSampler:
         if np.any(end - self.slice_rows + 1 - low <= 0):
             raise ReplayError("The saved replay lists episodes that are too short to draw from.")
 
-    def restore(self, state: dict[str, Ints]) -> None:
+    def restore(self, state: State) -> None:
         """Take over a saved table."""
         self.episodes = []
         for stream, first, end in state["episodes"].T.tolist():
@@ -211,14 +212,14 @@ class TransitionSampler:
         place = self.tail.take(stream) - ends.take(stream) + pick
         return stream, self.starts[stream, place % self.storage.capacity]
 
-    def state(self) -> dict[str, Ints]:
+    def state(self) -> State:
         """Nothing: the queues follow from the ages of the rows."""
         return {}
 
-    def check(self, state: dict[str, Ints], written: list[int]) -> None:
+    def check(self, state: State, written: list[int]) -> None:
         """Nothing to refuse: there is no state."""
 
-    def restore(self, state: dict[str, Ints]) -> None:
+    def restore(self, state: State) -> None:
         """Find the valid starts among the rows in the ring, in their order."""
         storage, span = self.storage, self.slice_rows - 1
         for stream in self.own:
@@ -273,17 +274,17 @@ class TaskSampler:
                 drawn[:, places] = part.draw(len(places), rng)
         return drawn[0], drawn[1]
 
-    def state(self) -> dict[str, Ints]:
+    def state(self) -> State:
         """That of every task's sampler."""
         states = [part.state() for part in self.parts]
         return {f"{i}/{name}": x for i, state in enumerate(states) for name, x in state.items()}
 
-    def check(self, state: dict[str, Ints], written: list[int]) -> None:
+    def check(self, state: State, written: list[int]) -> None:
         """Refuse what the sampler of a task refuses."""
         for part, own in zip(self.parts, self._split(state)):
             part.check(own, written)
 
-    def restore(self, state: dict[str, Ints]) -> None:
+    def restore(self, state: State) -> None:
         """Take over what `state` gave."""
         for part, own in zip(self.parts, self._split(state)):
             part.restore(own)
@@ -291,7 +292,7 @@ class TaskSampler:
     def _of(self, stream: int) -> Sampler:
         return self.parts[stream % len(self.parts)]
 
-    def _split(self, state: dict[str, Ints]) -> list[dict[str, Ints]]:
+    def _split(self, state: State) -> list[State]:
         return [
             {k.removeprefix(f"{i}/"): x for k, x in state.items() if k.startswith(f"{i}/")}
             for i in range(len(self.parts))

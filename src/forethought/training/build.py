@@ -40,6 +40,7 @@ FREE_KEYS = frozenset(
         "env.timeout_seconds",
         "env.on_env_error",
         "env.max_restarts",
+        "replay.mapped_folder",
         "train.checkpoint_every_agent_steps",
         "train.keep_checkpoints",
         "offline.data",

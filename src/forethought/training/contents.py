@@ -74,6 +74,7 @@ LOOP = {
     "log_every": {"last": COUNT},
     "eval_every": {"last": COUNT},
     "save_every": {"last": COUNT},
+    "diagnose_every?": {"last": COUNT},
     "tracker": {
         "wall_s": NUMBER,
         "interval": {"sums": NUMBERS, "counts": NUMBERS},

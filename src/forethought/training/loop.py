@@ -244,8 +244,7 @@ def _train(trainer: Trainer, stop: Stop) -> str:
             finished = clock.position >= t.total
 
             # 2. Report: one row of train.csv per interval.
-            if t.log_every.due(clock.position):
-                t.tracker.flush_train(clock)
+            t.report()
 
             # 3. Evaluate, always at the end; once, also when killed after the last checkpoint.
             last = finished and t.scored_at != clock.position

@@ -24,7 +24,7 @@ from forethought.data.writer import check_out
 from forethought.envs import multi
 from forethought.envs.episodes import Policy, run_episodes
 from forethought.envs.recorded import RecordedEnv, Take
-from forethought.replay import Replay
+from forethought.replay import RingReplay
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
 from forethought.tracking import RunDirectory
@@ -133,7 +133,7 @@ def record_replay(out: Path, *, run: Path, checkpoint: str | None = None) -> Dat
     agent = load_agent(run, checkpoint=str(step), for_acting=False, device="cpu")
     told = f"{agent.name} while it learned, up to step {step} of {run.name}"
     source = f"the replay of {run.name}, {which} checkpoint"
-    if not isinstance(agent.replay, Replay):
+    if not isinstance(agent.replay, RingReplay):
         raise ConfigError(f"{run} learned from a dataset: it has no replay of its own to record.")
     extras = agent.replay.row_spec.extras
     with write_dataset(out, [agent.spec], [told], source=source) as writer:

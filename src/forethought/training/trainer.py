@@ -57,6 +57,7 @@ class Trainer:
         self.log_every = Every(rhythm.log_every)
         self.eval_every = Every(rhythm.eval_every)
         self.save_every = Every(rhythm.save_every)
+        self.diagnose_every = Every(getattr(config.replay, "diagnostics_every_agent_steps", 0))
         self.evaluations = 0
         """Of the agent, finished; the next one's index is one more."""
         self.evaluation_pending = False
@@ -133,6 +134,13 @@ class Trainer:
         self.budget.advance(self.clock.agent_steps)
         self.tracker.tick("random play" if random else "")
         reach(f"step-{self.clock.agent_steps}")
+
+    def report(self) -> None:
+        """What is due in train.csv: what replay gives now and then, and a row per interval."""
+        if self.diagnose_every.due(self.clock.agent_steps):
+            self.tracker.add(self.agent.replay_diagnostics())
+        if self.log_every.due(self.clock.position):
+            self.tracker.flush_train(self.clock)
 
     def evaluate(self, stop: Stop) -> bool:
         """The pending evaluation; True when its score is the best so far."""
@@ -250,7 +258,8 @@ class Trainer:
         for name, start in self._own_state().items():
             setattr(self, name, data.get(name, start))
         for name, part in self._counting_parts().items():
-            part.restore(data[name])
+            if name in data:  # one of an older version may lack the newest of them
+                part.restore(data[name])
         self.tracker.restore(data["tracker"])
         lost: dict[int, str] = {}
         if self.collector is not None:
@@ -279,7 +288,8 @@ class Trainer:
         return {name: getattr(self, name) for name in names}
 
     def _counting_parts(self) -> dict[str, Any]:
-        names = ("clock", "budget", "gates", "log_every", "eval_every", "save_every")
+        names = ["clock", "budget", "gates", "log_every", "eval_every", "save_every"]
+        names += ["diagnose_every"] if self.diagnose_every.period else []
         return {name: getattr(self, name) for name in names}
 
     # ---- saying what happens ----

@@ -97,7 +97,8 @@ def finite(metrics: Metrics, *names: str) -> bool:
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """The joint norm of all gradients."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gymnasium
 import numpy as np
@@ -249,6 +249,11 @@ class TDMPC2(Agent):
             STACK_PAD,
         )
 
+    @property
+    def slices(self) -> Replay | OfflineReplay:
+        """Its replay, which it draws slices from."""
+        return cast("Replay | OfflineReplay", self.replay)
+
     def begin_with(
         self, tensors: Tensors, task: str, told: str, init_task: str | None
     ) -> tuple[str, ...]:
@@ -275,7 +280,7 @@ class TDMPC2(Agent):
     def train(self, updates: int = 1) -> Metrics:
         seen: dict[str, list[float]] = {}
         for _ in range(updates):
-            batch = self.replay.sample(self.config.batch_size)
+            batch = self.slices.sample(self.config.batch_size)
             for name, value in self.update(batch, self.draw_noise()).items():
                 seen.setdefault(name, []).append(value)  # a skipped update lacks some
         return {name: sum(values) / len(values) for name, values in seen.items()}
@@ -321,7 +326,7 @@ class TDMPC2(Agent):
         if self.learner.auxiliary is None or not self.replay.can_sample():
             return {}
         name = "snapshot"
-        batch = self.replay.sample(self.config.batch_size, self.streams.numpy(name, agent_steps))
+        batch = self.slices.sample(self.config.batch_size, self.streams.numpy(name, agent_steps))
         noise = self.draw_noise(self.streams.torch(name, agent_steps, device=self.device))
         tensors = self._tensors(batch)
         with torch.no_grad(), autocast(self.config.precision, self.device):
