@@ -98,7 +98,7 @@ def test_what_is_drawn_is_what_the_rows_say(case: Case):
             assert bool(extras["life_lost"][b]) == rows[number]["life_lost"]
 
 
-@settings(QUICK, max_examples=40)  # it writes blocks to the disk
+@settings(QUICK, max_examples=25)  # it writes blocks to the disk
 @given(cases(), st.integers(0, 70), st.sampled_from([0, 7]))
 def test_a_restored_replay_goes_on_exactly(tmp_path_factory, case: Case, cut: int, seed: int):
     """Saved anywhere (wrapped or not), restored into a fresh replay, both fed the same rows and

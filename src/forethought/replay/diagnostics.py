@@ -105,7 +105,7 @@ def describe_draws(
 
 
 def _quantiles(name: str, values: NDArray[np.generic]) -> dict[str, float]:
-    numbers = np.quantile(values, QUANTILES)
+    numbers = np.quantile(values.astype(np.float64), QUANTILES)
     return {f"{name}_q{round(100 * q)}": float(x) for q, x in zip(QUANTILES, numbers)}
 
 

@@ -30,7 +30,9 @@ from forethought.spaces.nested import tree_map, unflatten
 from forethought.spaces.spec import EnvSpec
 
 QUEUE_BYTES, COUNT_BYTES = 8, 4
-LEAF_BYTES = 8 * (1 + 2 / 31)  # a leaf, and its share of the sums and minima above it
+LEAF_BYTES = 8 * (1 + 3 / 31)  # a leaf, and its share of the sums and minima above it
+LOOKED_AT = 2048
+"""Transitions that diagnostics draw, at least."""
 
 
 @dataclass(frozen=True)
@@ -250,11 +252,13 @@ class NStepReplay(RingReplay):
                     reward=storage.columns.gather_array("reward", first_rows),
                 )
             )
-        prioritized = isinstance(self._starts, PrioritizedStarts)
+        starts_now = self._starts
         return describe_draws(
             looks,
-            times_drawn=self._starts.times_drawn.take(self._starts.valid_slots()),
-            priorities=self._starts.priorities() if prioritized else None,
+            times_drawn=starts_now.times_drawn.take(starts_now.valid_slots()),
+            priorities=starts_now.priorities()
+            if isinstance(starts_now, PrioritizedStarts)
+            else None,
         )
 
     def _weights(self, slots: Ints, beta: float | None) -> NDArray[np.float64]:
@@ -302,7 +306,3 @@ class NStepReplay(RingReplay):
         if self.row_spec.stack_pad == "zeros" and blank.any():
             stacks[torch.from_numpy(blank.copy()).to(self.device)] = 0
         return stacks
-
-
-LOOKED_AT = 2048
-"""Transitions that diagnostics draw, at least."""

@@ -119,7 +119,8 @@ class UniformStarts(TransitionSampler):
 
     def _queue(self, stream: int) -> Ints:
         places = np.arange(self.head[stream], self.tail[stream]) % self.storage.capacity
-        return self.starts[stream].take(places)
+        found: Ints = self.starts[stream].take(places)
+        return found
 
     def _held(self) -> Ints:
         """The slots of all rows in the ring, stream by stream, oldest first."""
