@@ -37,7 +37,7 @@ class FusedAdam(torch.optim.Adam):
                 torch._foreach_add_(steps, 1)
                 torch._fused_adam_(
                     parameters,
-                    [p.grad for p in parameters],  # type: ignore[misc]
+                    [p.grad for p in parameters],
                     [state["exp_avg"] for state in states],
                     [state["exp_avg_sq"] for state in states],
                     [],

@@ -28,7 +28,7 @@ class _Layers(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """On some devices a move makes new parameters."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.layers = list(zip(self.weights, self.biases, strict=True))
         return self
 
@@ -110,10 +110,16 @@ class _Least(torch.autograd.Function):
         depth = len(rest) // 2
         seen, weights = rest[:depth], rest[depth:]
         below = above.new_empty(len(above), weights[0].shape[-1])  # [B, in]
-        for n in range(len(weights[0])):
-            rows = (member == n).nonzero().squeeze(-1)  # [R]
-            g = above[rows, None] * weights[-1][n]  # [R, units]
+        members = len(weights[0])
+        for n in range(members):
+            rows = (member == n).nonzero().squeeze(-1) if members > 1 else None  # [R]
+            g = _rows(above, rows)[:, None] * weights[-1][n]  # [R, units]
             for h, w in zip(reversed(seen), reversed(weights[:-1]), strict=True):
-                g = torch.ops.aten.threshold_backward(g, h[n].index_select(0, rows), 0) @ w[n]
-            below.index_copy_(0, rows, g)
+                g = torch.ops.aten.threshold_backward(g, _rows(h[n], rows), 0) @ w[n]
+            below = g if rows is None else below.index_copy_(0, rows, g)
         return (below, *(None for _ in range(2 * len(weights))))
+
+
+def _rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    """These rows, or all of them without a copy."""
+    return x if rows is None else x.index_select(0, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -150,8 +150,9 @@ class ActorCritic(Agent):
 
     def train(self, updates: int = 1) -> Metrics:
         seen: dict[str, list[float]] = {}
+        replay = cast(Replay, self.replay)
         for _ in range(updates):
-            batch = self.replay.sample(self.config.batch_size)
+            batch = replay.sample(self.config.batch_size)
             noise = self.draw_noise(self.actor_turn)
             for name, value in self.update(batch, noise).items():
                 seen.setdefault(name, []).append(value)  # not every update has all of them

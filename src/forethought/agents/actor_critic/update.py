@@ -62,10 +62,12 @@ class Critics:
     def update(self, batch: Transitions, y: Tensor) -> Metrics:
         """One step towards the targets y [B]; left out and told as `nonfinite` if not finite."""
         q = q_values(self.online, batch.obs, batch.action)  # [N, B]
-        error = q - y
-        loss = self.loss_factor * error.square().mean(1).sum()
         self.optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            error = q - y
+            loss = self.loss_factor * error.square().mean(1).sum()
+            slope = 2 * self.loss_factor / len(y) * error  # of the loss in q, as it is known
+        q.backward(slope)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             metrics = numbers(
                 CRITIC_METRICS,
@@ -97,7 +99,8 @@ def finite(metrics: Metrics, *names: str) -> bool:
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """The joint norm of all gradients."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm
 
 
 @torch.no_grad()

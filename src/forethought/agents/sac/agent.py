@@ -45,15 +45,18 @@ class SAC(ActorCritic):
 
     def make_model(self) -> SACModel:
         config, sizes = self.config, (self.obs_dim + self.action_dim, self.config.hidden, 1)
-        entropy = config.entropy
-        learned = isinstance(entropy, AutoEntropy)
+        match config.entropy:
+            case AutoEntropy(initial=alpha):
+                temperature = Temperature(alpha, learned=True)
+            case FixedEntropy(alpha):
+                temperature = Temperature(alpha, learned=False)
         return SACModel(
             GaussianPolicy(
                 self.obs_dim, self.action_dim, config.hidden, config.log_std, self._log_units()
             ),
             MLPEnsemble(config.critics, *sizes),
             MLPEnsemble(config.critics, *sizes),
-            Temperature(entropy.initial if learned else entropy.alpha, learned),
+            temperature,
         )
 
     def _log_units(self) -> float:

@@ -40,6 +40,8 @@ class SACNoise:
 class Temperature(nn.Module):
     """log alpha: a parameter where it is learned, a constant where it is not."""
 
+    log_alpha: Tensor
+
     def __init__(self, alpha: float, learned: bool) -> None:
         super().__init__()
         log_alpha = torch.tensor(alpha).log()
@@ -71,7 +73,10 @@ class SACLearner:
             groups.append({"params": [model.temperature.log_alpha], "lr": self.auto.lr})
         critic = [{"params": list(model.critic.parameters()), "lr": config.lr.critic}]
         # Actor and alpha share an optimiser: they are moved by the same draws, at the same time.
-        self.optimisers = {"critic": adam(critic, eps=1e-8), "actor": adam(groups, eps=1e-8)}
+        self.optimisers: dict[str, torch.optim.Optimizer] = {
+            "critic": adam(critic, eps=1e-8),
+            "actor": adam(groups, eps=1e-8),
+        }
         self.critics = Critics(model.critic, model.target_critic, config, self.optimisers["critic"])
         self.target_parameters = list(model.target_critic.parameters())
 
@@ -114,7 +119,7 @@ class SACLearner:
         self.optimisers["actor"].zero_grad(set_to_none=True)
         # Two losses without a common parameter: one pass makes the gradients of both.
         torch.autograd.backward([actor_loss] if alpha_loss is None else [actor_loss, alpha_loss])
-        names = (*ACTOR_METRICS, "entropy", "alpha")
+        names: tuple[str, ...] = (*ACTOR_METRICS, "entropy", "alpha")
         values = [actor_loss, gradient_norm(self.actor_parameters), -log_prob.mean(), alpha]
         if alpha_loss is not None:
             names, values = (*names, "alpha_loss"), [*values, alpha_loss]

@@ -55,7 +55,10 @@ class TD3Learner:
         self.actor_parameters = list(model.actor.parameters())
         actor = [{"params": self.actor_parameters, "lr": config.lr.actor}]
         critic = [{"params": list(model.critic.parameters()), "lr": config.lr.critic}]
-        self.optimisers = {"critic": adam(critic, eps=1e-8), "actor": adam(actor, eps=1e-8)}
+        self.optimisers: dict[str, torch.optim.Optimizer] = {
+            "critic": adam(critic, eps=1e-8),
+            "actor": adam(actor, eps=1e-8),
+        }
         self.critics = Critics(model.critic, model.target_critic, config, self.optimisers["critic"])
         self.online = [*self.critics.parameters, *self.actor_parameters]
         self.target = [*model.target_critic.parameters(), *model.target_actor.parameters()]
