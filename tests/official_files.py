@@ -33,6 +33,9 @@ class OfficialNetworks:
     target_q: list[Layer]
     termination: list[Layer] | None = None
     symlog: bool = False
+    embedding: Tensor | None = None
+    """Of each of several tasks [N, D]; the networks then see it behind observation and latent."""
+    masks: Tensor | None = None
 
     @classmethod
     def random(
@@ -48,6 +51,8 @@ class OfficialNetworks:
         bins: int = 101,
         episodic: bool = False,
         seed: int = 0,
+        tasks: int = 0,
+        task_dim: int = 0,
     ) -> OfficialNetworks:
         generator = torch.Generator().manual_seed(seed)
 
@@ -63,25 +68,36 @@ class OfficialNetworks:
                 layers.append((draw(*stack, outputs, inputs), draw(*stack, outputs), norm, shift))
             return layers
 
-        joint, hidden = latent + action, [units, units]
+        seen, hidden = latent + task_dim, [units, units]
+        joint = seen + action
+        masks = torch.ones(tasks, action) if tasks else None
         return cls(
-            encoder=mlp([obs, *[encoder_units] * (encoder_layers - 1), latent], True),
+            embedding=draw(tasks, task_dim) if tasks else None,
+            masks=masks,
+            encoder=mlp([obs + task_dim, *[encoder_units] * (encoder_layers - 1), latent], True),
             dynamics=mlp([joint, *hidden, latent], True),
             reward=mlp([joint, *hidden, bins], False),
-            policy=mlp([latent, *hidden, 2 * action], False),
+            policy=mlp([seen, *hidden, 2 * action], False),
             q=mlp([joint, *hidden, bins], False, heads),
             target_q=mlp([joint, *hidden, bins], False, heads),
-            termination=mlp([latent, *hidden, 1], False) if episodic else None,
+            termination=mlp([seen, *hidden, 1], False) if episodic else None,
         )
 
     # ---- what they compute ----
 
-    def outputs(self, obs: Tensor, action: Tensor) -> dict[str, Tensor]:
+    def outputs(self, obs: Tensor, action: Tensor, task: int = 0) -> dict[str, Tensor]:
         """Everything that a model can be asked for, at these observations and actions."""
         x, a = obs.double(), action.double()
+        e = x[..., :0]
+        if self.embedding is not None:
+            short = self.embedding[task].double()
+            short = short / max(1.0, float(short.norm()))
+            e = short.expand(*x.shape[:-1], -1)
+        x = torch.cat((x, e), -1)
         z = run(self.encoder, torch.sign(x) * torch.log1p(x.abs()) if self.symlog else x)
-        z_and_a = torch.cat((z, a), -1)
-        mean, width = run(self.policy, z).chunk(2, -1)
+        z_and_e = torch.cat((z, e), -1)
+        z_and_a = torch.cat((z_and_e, a), -1)
+        mean, width = run(self.policy, z_and_e).chunk(2, -1)
         found = {
             "encode": z,
             "next": run(self.dynamics, z_and_a),
@@ -92,13 +108,16 @@ class OfficialNetworks:
             "log_std": -10 + 6 * (torch.tanh(width) + 1),
         }
         if self.termination is not None:
-            found["termination"] = torch.sigmoid(run(self.termination, z))[..., 0]
+            found["termination"] = torch.sigmoid(run(self.termination, z_and_e))[..., 0]
         return found
 
     # ---- how each layout writes them down ----
 
     def state(self, layout: str) -> OrderedDict[str, Any]:
-        return {"2023": self.of_2023, "2024": self.of_2024, "newest": self.newest}[layout]()
+        state = {"2023": self.of_2023, "2024": self.of_2024, "newest": self.newest}[layout]()
+        if self.embedding is not None:
+            state |= {"_task_emb.weight": self.embedding, "_action_masks": self.masks}
+        return state
 
     def save(self, path: Path, layout: str) -> OfficialNetworks:
         """Writes the file; the networks as that layout means them."""

@@ -88,7 +88,7 @@ class StubAgent(Agent):
         return action.numpy().astype(np.float32), StubState(action, state.generator)
 
     def act_with_stats(
-        self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None
+        self, obs: Any, explore: bool = False, info: Any = None, task: Any = None
     ) -> tuple[Any, dict[str, float]]:
         raise NotImplementedError
 

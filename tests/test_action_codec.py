@@ -111,6 +111,12 @@ def test_actions_that_do_not_exist_are_refused() -> None:
     half = ActionCodec(SPACE, tuple(row for row in TABLE if row[2] != 1))
     with pytest.raises(EnvError, match=r"\[0, 0, 1\] \(of level, what, who\) are no action"):
         half.encode({"who": 1, "what": 0, "level": 0})
+    with pytest.raises(EnvError, match="has what, who, but must have level, what, who"):
+        codec.encode({"who": 0, "what": 0})
+    with pytest.raises(EnvError, match="has level, more, what, who, but must have level"):
+        codec.encode({"who": 0, "what": 0, "level": 0, "more": 1})
+    with pytest.raises(EnvError, match=r"'who' of the action is 0\.5, but a choice is a whole"):
+        codec.encode({"who": 0.5, "what": 0, "level": 0})
     with pytest.raises(EnvError, match=r"has shape \(3,\), but must end in \(2,\)"):
         ActionCodec(spaces.MultiDiscrete([2, 2])).encode(np.zeros(3, int))
 

@@ -1,6 +1,7 @@
 """forethought data: recording from a run and from random play, and telling about it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ from forethought import cli
 from forethought.data import verify
 from forethought.envs import make_env
 from forethought.seeding import Streams
-from forethought.training.build import load_agent
+from forethought.training import record as recording
+from forethought.training.build import load_agent, read_config
 from forethought.training.loop import train_run
 from forethought.training.record import record
 from tests.data_stubs import make_dataset
@@ -75,6 +77,30 @@ def test_rows_are_what_the_environment_did(run):
 
 def recorded_seeds(count):
     return [Streams(stub_run().seed).seed("record", episode) for episode in range(count)]
+
+
+def test_environments_show_what_those_of_the_run_show(run, monkeypatch):
+    """A run that learned from pixels is recorded from pixels."""
+    seen = {}
+
+    def noted(*_, **options):
+        seen.update(options)
+        raise RuntimeError("seen")
+
+    def from_pixels(directory):
+        config = read_config(directory)
+        return replace(config, env=replace(config.env, obs="pixels", max_episode_steps=9))
+
+    monkeypatch.setattr(recording, "RecordedEnv", noted)
+    monkeypatch.setattr(recording, "read_config", from_pixels)
+    with pytest.raises(RuntimeError, match="seen"):
+        record(Path("data"), run=run, episodes=1)
+    assert (seen["obs"], seen["max_episode_steps"]) == ("pixels", 9)
+
+
+def test_frames_that_an_environment_draws_over_are_kept():
+    dataset, _ = record(Path("data"), task="gym:tests.stubs:stub/Image-v0", episodes=1)
+    assert dataset.shards[0].columns["obs"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_exploring_and_not_are_different_and_repeatable(run, tmp_path):
@@ -157,8 +183,8 @@ RANDOM = ["record", "--agent", "random", "--task", "gym:Pendulum-v1"]
         (["record", "--agent", "tdmpc2", "--task", "a:b", "--out", "x"], "only random play"),
         (["record", "--agent", "random", "--task", "gym:Nothing-v0", "--out", "x"], "gym:Nothing"),
         (["record", "--run", "R", "--replay", "--episodes", "3", "--out", "x"], "plays nothing"),
-        (["record", "word", "--out", "x"], "takes flags only"),
-        (["import", "--out", "x"], "data import takes SOURCE, but was given: nothing"),
+        (["record", "word", "--out", "x"], "data record takes no words, but was given: word"),
+        (["import", "--out", "x"], "data import takes one SOURCE, but was given: nothing"),
         (["import", "absent", "--out", "x"], "There is no absent to import"),
         (["verify"], "takes DATASET..., but was given: nothing"),
         (["recrod"], "Did you mean record?"),

@@ -513,9 +513,10 @@ def test_every_option_of_tdmpc2_is_on_its_page():
 
 
 def test_every_metric_of_tdmpc2_is_explained():
-    from forethought.agents.tdmpc2.agent import PLAN_METRICS
+    from forethought.agents.tdmpc2.act import plan_metrics
     from forethought.agents.tdmpc2.update import METRICS
 
-    names = columns.train_columns((*METRICS, "termination_loss", *PLAN_METRICS, "plan_entropy"))
+    planned = (*plan_metrics("plan_std_mean"), "plan_entropy")
+    names = columns.train_columns((*METRICS, "termination_loss", *planned))
     own = set(names) - set(columns.LEADING) - set(columns.TRAIN_TIMES)
     assert set(first_names(HYPER, "Metrics")) == own

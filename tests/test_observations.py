@@ -202,6 +202,16 @@ def test_what_stands_in_absent_rows_does_not_matter() -> None:
     assert not torch.allclose(z[0], z[2])
 
 
+def test_encode_takes_observations_as_a_task_shows_them() -> None:
+    """An image as it is, a nested dict as it is; leaves by path are the same."""
+    ball = agent_for(BALL).model
+    image = torch.randint(0, 255, (2, 3, 12, 12, 3), dtype=torch.uint8)
+    assert torch.equal(ball.encode(image), ball.encode({"": image}))
+    room, env = agent_for(ROOM), make_single(ROOM)
+    obs = nested.tree_map(torch.as_tensor, single(env.reset(seed=1)[0]))
+    assert torch.equal(room.model.encode(obs), room.model.encode(nested.flatten(obs)))
+
+
 def single(obs: Any) -> Any:
     """A batch of one, its camera as a stack of equal frames."""
     batch = nested.stack([obs])

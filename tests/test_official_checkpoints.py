@@ -19,7 +19,10 @@ from forethought.agents.tdmpc2.config import SIZES, TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.official import OfficialCheckpoint, newest_state, read_checkpoint
 from forethought.config import ConfigError, build_run_config
+from forethought.data.tdmpc2_tasks import MT30
+from forethought.envs.multi import joint_spec
 from forethought.files import FileError
+from forethought.spaces.spec import EnvSpec
 from tests.official_files import LAYOUTS, OfficialNetworks
 from tests.tdmpc2_agents import ACTION, OBS, make_agent, make_spec
 
@@ -327,12 +330,85 @@ def test_rewards_by_regression_are_refused(tmp_path: Path) -> None:
     refusal(tmp_path / "agent.pt", r"num_bins=1\), but tdmpc2 here")
 
 
-def test_many_tasks_are_refused_with_what_is_missing(tmp_path: Path) -> None:
-    state = OfficialNetworks.random(OBS, ACTION).of_2024() | {
-        "_task_emb.weight": torch.ones(30, 64)
-    }
-    torch.save({"model": state}, tmp_path / "agent.pt")
-    refusal(tmp_path / "agent.pt", "of 30 tasks: its task embedding .* and its action masks")
+# ---- many tasks ----
+
+SWINGUP, REACHER = "dmc:cartpole-swingup", "dmc:reacher-easy"
+
+
+def many(path: Path, layout: str = "newest", **options: Any) -> OfficialNetworks:
+    """mt30 with observations of 9 numbers and actions of 3, of which these two have 1 and 2."""
+    options = {"tasks": 30, "task_dim": 8, **options}
+    networks = OfficialNetworks.random(9, 3, **options)
+    if networks.masks is not None and options["tasks"] == 30:
+        for task, width in ((SWINGUP, 1), (REACHER, 2)):
+            networks.masks[MT30.index(task), width:] = 0
+    return networks.save(path, layout)
+
+
+def spec_of(task: str) -> EnvSpec:
+    observed, acted = {SWINGUP: (5, 1), REACHER: (6, 2)}[task]
+    return make_spec(
+        task=task,
+        observation_space=gymnasium.spaces.Box(-np.inf, np.inf, (observed,), np.float32),
+        action_space=gymnasium.spaces.Box(-1, 1, (acted,), np.float32),
+    )
+
+
+@pytest.mark.parametrize("layout", ["2024", "newest"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_tasks_of_a_checkpoint_of_many_give_its_outputs(
+    layout: str, alone: bool, tmp_path: Path
+) -> None:
+    """One of mt30 alone, its embedding in the biases, or two of them side by side."""
+    networks = many(tmp_path / "agent.pt", layout)
+    own = (spec_of(SWINGUP), spec_of(REACHER))
+    spec = own[1] if alone else joint_spec("multi:both", own)
+    checkpoint = read_checkpoint(tmp_path / "agent.pt")
+    checkpoint.check_task(spec)
+    config = build_run_config("tdmpc2", "x", TDMPC2Config, [checkpoint.decided(spec)]).agent
+    model = make_agent(config, spec=spec, for_acting=True).model
+    checkpoint.fill(model, (REACHER,) if alone else (SWINGUP, REACHER))
+    obs, action = torch.randn(7, 6), torch.rand(7, 2) * 2 - 1
+    pad = torch.nn.functional.pad
+    expected = networks.outputs(pad(obs, (0, 3)), pad(action, (0, 1)), MT30.index(REACHER))
+    with torch.no_grad():
+        z = model.encode(obs, task=None if alone else torch.ones(7, dtype=torch.long))
+        found = {
+            "encode": model.state_of(z),
+            "next": model.state_of(model.next(z, action)),
+            "reward": model.reward(z, action),
+            "q": model.q(z, action),
+            "target_q": model.target_q(z, action),
+            "pi": model.pi(z).mean,
+        }
+    expected["pi"] = expected["pi"][:, :2]
+    for name, value in found.items():
+        torch.testing.assert_close(value.double(), expected[name], atol=1e-5, rtol=1e-5)
+
+
+def test_checkpoints_of_many_tasks_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "agent.pt"
+    many(path, tasks=12)
+    refusal(path, "of 12 tasks, and does not name them: only .* sets of 30 and 80 tasks")
+    many(path, "2023")
+    refusal(path, "of 30 tasks in the layout of 2023")
+    state = many(path).newest()
+    torch.save({"model": {**state, "_action_masks": torch.ones(30, 3)}}, path)
+    refusal(path, "no embedding of each")
+    torch.save({"model": {**state, "_task_emb.weight": torch.ones(30, 4)}}, path)
+    refusal(path, "no whole TD-MPC2 checkpoint: .* beside its other layers")
+
+
+def test_a_task_that_is_not_in_the_set_or_not_as_it_was_is_refused(tmp_path: Path) -> None:
+    many(tmp_path / "agent.pt")
+    found = read_checkpoint(tmp_path / "agent.pt")
+    with pytest.raises(
+        ConfigError, match=r"There is no task dmc:dog-run.* was trained on 30 tasks"
+    ):
+        found.check_task(replace(spec_of(REACHER), task="dmc:dog-run"))
+    other = replace(spec_of(REACHER), action_space=spec_of(SWINGUP).action_space)
+    with pytest.raises(ConfigError, match=r"knows dmc:reacher-easy with .* 2 actions, but here"):
+        found.check_task(other)
 
 
 def test_a_checkpoint_for_another_environment_names_both(tmp_path: Path) -> None:

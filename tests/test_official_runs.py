@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from forethought.cli import main
+from forethought.config import ForethoughtError
 from forethought.tracking import RunDirectory
 from forethought.training import collect
 from forethought.training.build import load_agent
 from forethought.training.loop import resume_run
+from forethought.training.official import export_run
 from tests.official_files import LAYOUTS, OfficialNetworks
 
 TASK = "gym:Pendulum-v1"
@@ -135,6 +137,25 @@ def test_a_checkpoint_of_one_task_is_not_one_of_several(refused, empty_folder):
     official(Path("agent.pt"))
     said = refused("import-tdmpc2", "agent.pt", "--task", "multi:dmc:walker-walk,dmc:walker-run")
     assert "was trained on one task, but multi:dmc:walker-walk,dmc:walker-run are several" in said
+
+
+def test_one_task_of_a_checkpoint_of_many_becomes_a_run(tmp_path, capsys):
+    task, file, run = "dmc:cartpole-swingup", tmp_path / "mt30.pt", tmp_path / "run"
+    OfficialNetworks.random(9, 1, tasks=30, task_dim=8).save(file, "newest")
+    assert main(["import-tdmpc2", str(file), "--task", task, *SMALL, "--out", str(run)]) == 0
+    assert "from 30 tasks" in capsys.readouterr().out
+    assert main(["evaluate", str(run), "--episodes", "1", "--json"]) == 0
+    assert resume_run(run, steps=2).status == "done"
+
+
+def test_several_tasks_are_not_exported(tmp_path):
+    run = tmp_path / "run"
+    task = "multi:gym:tests.many_tasks:tasks/Short-v0,gym:tests.many_tasks:tasks/Long-v0"
+    words = ["train", "tdmpc2", task, *SMALL, "--steps", "12", "--eval.episodes", "1"]
+    assert main([*words, "--out", str(run)]) == 0
+    with pytest.raises(ForethoughtError, match="plays 2 tasks: the official code knows no sets"):
+        export_run(run, tmp_path / "agent.pt")
+    assert not (tmp_path / "agent.pt").exists()
 
 
 def test_a_pickle_posing_as_a_checkpoint_leaves_nothing_behind(refused, empty_folder):

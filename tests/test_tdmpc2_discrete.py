@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 
 import forethought
+from forethought import files
 from forethought.agents.tdmpc2 import TDMPC2Config
 from forethought.agents.tdmpc2.categorical import (
     LIKELIEST,
@@ -24,8 +25,10 @@ from forethought.agents.tdmpc2.categorical import (
 from forethought.agents.tdmpc2.config import LearningRates, PlannerConfig
 from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.config import ConfigError, ForethoughtError
+from forethought.replay import Batch
 from forethought.seeding import Streams
 from forethought.spaces import Column, nested
+from forethought.tracking import RunDirectory
 from tests.discrete_actions import (
     ACTIONS,
     SPACE,
@@ -38,6 +41,7 @@ from tests.tdmpc2_agents import CONFIG, OBS, make_agent, make_spec
 
 POLICY_ONLY = replace(CONFIG, mpc=False, planner=PlannerConfig())
 LARGE = spaces.MultiDiscrete([30, 20])
+UPDATES = 120
 
 
 def stir(agent: Any, size: float = 0.3) -> None:
@@ -258,6 +262,72 @@ def test_a_policy_alone_learns_which_action_pays() -> None:
     assert (likely == 2).float().mean() > 0.9
 
 
+# Two states, two actions, discount 0.5: from state 0, action 0 leads to state 1 for nothing, and
+# action 1 stays for 1; state 1 pays 4 or -4 and leads back. Whoever plays best goes to state 1;
+# whoever plays at random is better off not to.
+REWARD, NEXT = [[0.0, 1.0], [4.0, -4.0]], [[1, 0], [0, 0]]
+BEST = [[8 / 3, 7 / 3], [16 / 3, -8 / 3]]
+LEGAL_BEST = [[2.5, 2.0], [5.0, -3.0]]
+"""Where action 0 is not legal in state 0."""
+RANDOM = [[0.2, 1.4], [4.4, -3.6]]
+
+
+@pytest.mark.parametrize(
+    ("q_target", "masked", "expected"),
+    [("max", False, BEST), ("max", True, LEGAL_BEST), ("expected", False, RANDOM)],
+)
+def test_targets_reach_the_values_that_they_stand_for(
+    q_target: Any, masked: bool, expected: Any
+) -> None:
+    """Airspace 2.2: max learns Q*, whoever acts; the policy, here a random one, learns its own."""
+    np.testing.assert_allclose(learnt_values(q_target, masked), expected, atol=0.15)
+
+
+def test_a_draw_from_the_policy_does_not_reach_the_best_values() -> None:
+    values = learnt_values("policy")
+    assert values[0][0] < values[0][1] - 0.5
+    assert abs(values[0][0] - BEST[0][0]) > 1
+
+
+def learnt_values(q_target: Any, masked: bool = False) -> Any:
+    """Q of both states and actions after learning from all four transitions, again and again.
+
+    The entropy's weight keeps the policy random.
+    """
+    config = replace(
+        CONFIG,
+        model=replace(CONFIG.model, dropout=0.0, bins=31, bin_low=-3.0, bin_high=3.0, num_q=2),
+        lr=LearningRates(*[2e-2] * 6),
+        q_target=q_target,
+        horizon=1,
+        gamma=0.5,
+        tau=0.2,
+        entropy_coef=1e3,
+        consistency_coef=0.0,
+    )
+    column = Column("action_mask", (2,), np.dtype(np.bool_), "action_mask")
+    spec = make_spec(action_space=spaces.Discrete(2), columns=(column,) if masked else ())
+    agent = make_agent(config, spec=spec)
+    state, action = torch.arange(2).repeat_interleave(2).repeat(2), torch.arange(2).repeat(4)
+    after = torch.tensor(NEXT)[state, action]
+    states = torch.stack((state, after))  # [2, 8]
+    legal = torch.tensor([[False, True], [True, True]])[states]
+    batch = Batch(
+        obs=torch.nn.functional.one_hot(states, OBS).float(),
+        action=action[None],
+        reward=torch.tensor(REWARD)[state, action][None],
+        terminated=torch.zeros(1, 8),
+        truncated=torch.zeros(1, 8, dtype=torch.bool),
+        is_first=torch.zeros(2, 8, dtype=torch.bool),
+        extras={"action_mask": legal} if masked else {},
+    )
+    for _ in range(UPDATES):
+        agent.update(batch, agent.draw_noise())
+    with torch.no_grad():
+        z = agent.model.encode(batch.obs[0, :4])
+        return agent.model.values(agent.model.q, z, action[:4], [0, 1]).mean(0).view(2, 2).numpy()
+
+
 def test_auxiliary_discounts_go_with_discrete_actions() -> None:
     config = replace(CONFIG, multi_gamma=MultiGammaConfig(True, ("primary", 0.9)))
     agent = discrete_agent(config)
@@ -290,6 +360,29 @@ def test_saved_and_loaded_agent_goes_on_bit_for_bit(space: Any, tmp_path: Path) 
         agent.update(discrete_batch(agent, seed=1), agent.draw_noise())
     for name, value in straight.state()[1].items():
         assert torch.equal(value, fresh.state()[1][name]), name
+
+
+def test_a_file_names_how_many_actions_are_distinct(tmp_path: Path) -> None:
+    """The same space with another table is another agent, though its words are the same."""
+    agent = discrete_agent()
+    agent.save(tmp_path / "agent")
+    assert files.read_manifest(tmp_path / "agent").meta["distinct_actions"] == ACTIONS
+    whole = make_agent(spec=replace(agent.spec, distinct_actions=None))
+    with pytest.raises(files.FileError, match="for 9 distinct actions, but this agent has 18"):
+        whole.load(tmp_path / "agent")
+    assert "distinct_actions" not in make_agent().facts()
+
+
+def test_a_run_names_how_many_actions_are_distinct(tmp_path: Path) -> None:
+    options = {"steps": 12, "env": {"max_episode_steps": 5}, "eval": {"episodes": 1}}
+    task = "gym:tests.discrete_actions:stub/Command-v0"
+    run = forethought.train(
+        "tdmpc2", task, presets="debug", out=tmp_path / "run", track={"console": False}, **options
+    )
+    (started,) = [e for e in RunDirectory.open(run.path).events() if e["kind"] == "started"]
+    assert started["distinct_actions"] == ACTIONS
+    (manifest, *_) = (run.path / "checkpoints").glob("step-*/manifest.json")
+    assert files.read_manifest(manifest.parent).meta["distinct_actions"] == ACTIONS
 
 
 def test_acting_state_round_trips() -> None:

@@ -8,13 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from forethought import cli
 from forethought.agents.tdmpc2.transfer import Source, transfer
 from forethought.config import ConfigError
 from forethought.envs import multi, spec_of
 from forethought.training.build import load_agent
-from tests.tdmpc2_agents import CONFIG, TINY, make_agent
+from tests.discrete_actions import SPACE, discrete_agent
+from tests.tdmpc2_agents import CONFIG, TINY, make_agent, make_spec
 
 SHORT, LONG = "gym:tests.many_tasks:tasks/Short-v0", "gym:tests.many_tasks:tasks/Long-v0"
 PAIR = f"multi:{SHORT},{LONG}"
@@ -163,6 +165,30 @@ def test_a_like_that_does_not_exist_is_refused():
         begin(agent_of(OTHER), agent_of(PAIR), like=OTHER)
     with pytest.raises(ConfigError, match="has one task and no embeddings"):
         begin(agent_of(OTHER), agent_of(LONG), like=LONG)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(5), spaces.MultiDiscrete([2, 3]), SPACE], ids=["5", "2x3", "dict"]
+)
+def test_discrete_actions_carry_over_whole(space):
+    """Not one weight of the actions' stays new while the table says that all were taken."""
+    there, here = discrete_agent(CONFIG, space), discrete_agent(CONFIG, space, seed=2)
+    with torch.no_grad():
+        for parameter in there.model.parameters():
+            parameter += 0.1
+    lines = begin(here, there)
+    for name, weight in there.model.state_dict().items():
+        assert torch.equal(weight, here.model.state_dict()[name]), name
+    assert {line.split()[-1] for line in lines[1:]} == {"all"}
+
+
+def test_actions_of_another_kind_or_number_do_not_carry_over():
+    four, five = (discrete_agent(CONFIG, spaces.Discrete(n)) for n in (4, 5))
+    continuous = make_agent(CONFIG, spec=make_spec(terminates=True))
+    for here, there in ((four, five), (four, continuous), (continuous, five)):
+        with pytest.raises(ConfigError, match="The actions of the other run are") as error:
+            begin(here, there)
+        assert "discrete (" in str(error.value)
 
 
 def test_other_networks_are_refused():

@@ -107,7 +107,7 @@ def train(
     """
     from forethought.agents.registry import config_class
     from forethought.config import build_run_config, check_options, refuse_idle_groups
-    from forethought.presets import layers
+    from forethought.presets import layers, load_file
     from forethought.training.loop import train_run
 
     check_options(options, config_class(agent), ("presets", "config", "out"))
@@ -115,7 +115,7 @@ def train(
     names = [presets] if isinstance(presets, str) else presets
     found = [*layers(names, file, agent), options]
     run_config = build_run_config(agent, task, config_class(agent), found)
-    refuse_idle_groups(run_config, options)
+    refuse_idle_groups(run_config, load_file(file) if file is not None else {}, options)
     return train_run(run_config, out=Path(out) if out is not None else None)
 
 

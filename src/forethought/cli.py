@@ -8,18 +8,18 @@ docstrings of the fields.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from forethought import cli_data, presets
+from forethought import cli_data, commands, presets
 from forethought import config as conf
 from forethought.agents import registry
+from forethought.commands import Verb, playing, table_console
 from forethought.config import ConfigError, ForethoughtError
 from forethought.presets import flags, help
 from forethought.training.signals import AS_IT_WAS, NOT_BEGUN, Stop
@@ -149,30 +149,16 @@ class ListOptions:
     """list has no flags."""
 
 
-@dataclass(frozen=True)
-class Verb:
-    """A verb: what follows it, what it is for, and what carries it out."""
-
-    usage: str
-    about: str
-    run: Callable[[list[str]], int]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; what a person can cause is one sentence."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     try:
-        if not tokens or tokens[0] in ("-h", "--help"):
-            commands = {name: (verb.usage, verb.about) for name, verb in VERBS.items()}
-            return help.show_overview(commands, sys.stdout if tokens else sys.stderr)
-        if tokens[0] == "--version":
+        if tokens[:1] == ["--version"]:
             from importlib.metadata import version
 
             print(version("forethought"))
             return 0
-        if tokens[0] not in VERBS:
-            raise conf.unknown("command", tokens[0], VERBS, "'forethought --help' shows all.")
-        code = VERBS[tokens[0]].run(tokens[1:])
+        code = commands.carry_out(tokens, VERBS)
         sys.stdout.flush()  # here, where a reader that left can still be met
         return code
     except ForethoughtError as error:
@@ -194,32 +180,26 @@ def _train(tokens: list[str]) -> int:
             run = conf.RunConfig(agent_name="AGENT", task="TASK", agent=None)
             return _show_help("train", "AGENT TASK", [TrainOptions(), run])
         raise ConfigError("train needs an agent and a task: forethought train AGENT TASK.")
-    agent_class = registry.config_class(agent_name)
-
-    named = flags.values(tokens, ("preset", "config"))
-    file = Path(named["config"][-1]) if named["config"] else None
-    base = conf.merge(agent_class, presets.layers(named["preset"], file, agent_name))
-    types, selected = flags.select(tokens, agent_class, base)
-    types |= conf.field_types(TrainOptions)
-    if _wants_help(tokens):
-        run = conf.build_run_config(agent_name, "TASK", agent_class, [selected, {}])
-        options = TrainOptions(tuple(named["preset"]), named["config"][-1] if file else None)
-        return _show_help("train", f"{agent_name} TASK", [options, run])
-
-    words, given = flags.read(tokens, types)
+    found = commands.read_run_flags(
+        tokens,
+        agent_name,
+        TrainOptions,
+        lambda options: _show_help("train", f"{agent_name} TASK", options),
+    )
+    if isinstance(found, int):
+        return found
+    words = found.words
     if len(words) != 2 or words[0] != agent_name:
         raise ConfigError(
             f"train takes an agent and a task, first of all, but was given: {' '.join(words)}."
         )
-    out = given.pop("out", None)
-    given = {key: value for key, value in given.items() if key not in ("preset", "config")}
-    config = conf.build_run_config(
-        agent_name, words[1], agent_class, [selected, flags.nested(given)]
-    )
-    conf.refuse_idle_groups(config, flags.nested(given))
+    agent_class = registry.config_class(agent_name)
+    config = conf.build_run_config(agent_name, words[1], agent_class, found.layers)
+    conf.refuse_idle_groups(config, found.file, found.flags)
     with Stop(NOT_BEGUN):  # importing torch takes seconds
         from forethought.training.loop import train_run
 
+    out = found.own.get("out")
     return train_run(config, out=Path(out) if out else None).exit_code
 
 
@@ -239,14 +219,10 @@ def _evaluate(tokens: list[str]) -> int:
     if _wants_help(tokens):
         return _show_help("evaluate", "RUN|TASK", [EvaluateOptions()])
     target, options = _one_word("evaluate", tokens, EvaluateOptions)
-    asked = options.episodes
-    conf.require(asked is None or asked >= 1, "episodes", asked, "at least 1")
-    ok = options.seed is None or options.seed >= 0
-    conf.require(ok, "seed", options.seed, "at least 0")
-    conf.check_device("device", options.device or "auto", auto=True)
+    commands.check_play(options.episodes, options.seed, options.device)
     from forethought.training.evaluate import evaluate_target
 
-    with _playing(options.episodes) as tell:
+    with playing(options.episodes) as tell:
         result = evaluate_target(
             target,
             policy=options.policy,
@@ -259,19 +235,6 @@ def _evaluate(tokens: list[str]) -> int:
         )
     print(json.dumps(result.to_json()) if options.json else _summary(result))
     return 0
-
-
-@contextlib.contextmanager
-def _playing(episodes: int | None) -> Iterator[Callable[[int, int], None] | None]:
-    """A status on stderr while episodes are played, if a person is looking at it."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-
-    of = "" if episodes is None else f" of {episodes}"
-    with Console(stderr=True).status("loading") as status:
-        yield lambda ended, steps: status.update(f"playing: {ended}{of} episodes, step {steps:,}")
 
 
 def _summary(result: EvalResult) -> str:
@@ -298,14 +261,11 @@ def _watch(tokens: list[str]) -> int:
     if _wants_help(tokens):
         return _show_help("watch", "RUN", [WatchOptions()])
     run, options = _one_word("watch", tokens, WatchOptions)
-    conf.require(options.episodes >= 1, "episodes", options.episodes, "at least 1")
-    ok = options.seed is None or options.seed >= 0
-    conf.require(ok, "seed", options.seed, "at least 0")
-    conf.check_device("device", options.device, auto=True)
+    commands.check_play(options.episodes, options.seed, options.device)
     from forethought.training.watch import watch_run
 
     video = None if options.video is None else Path(options.video)
-    with _playing(options.episodes) as tell:
+    with playing(options.episodes) as tell:
         result = watch_run(
             Path(run),
             video=video,
@@ -328,17 +288,13 @@ def _compare(tokens: list[str]) -> int:
         return _show_help("compare", "RUN RUN...", [CompareOptions()])
     places, given = flags.read(tokens, conf.field_types(CompareOptions))
     options = conf.from_dict(CompareOptions, given)
-    from rich.console import Console
-
     from forethought.report.compare import compare, show_comparison
 
     comparison = compare(places)
     if options.json:
         print(json.dumps(comparison.to_json(), default=str))
     else:
-        # Without a terminal there is no width to fit: tables keep their lines whole.
-        width = None if sys.stdout.isatty() else 160
-        show_comparison(comparison, Console(width=width, highlight=False), options.all)
+        show_comparison(comparison, table_console(160), options.all)
     return 0
 
 
@@ -356,28 +312,26 @@ def _report(tokens: list[str]) -> int:
 
 
 def _import(tokens: list[str]) -> int:
-    agent_class = registry.config_class("tdmpc2")
-    named = flags.values(tokens, ("preset", "config"))
-    file = Path(named["config"][-1]) if named["config"] else None
-    base = conf.merge(agent_class, presets.layers(named["preset"], file, "tdmpc2"))
-    types, selected = flags.select(tokens, agent_class, base)
-    types |= conf.field_types(ImportOptions)
-    if _wants_help(tokens):
-        run = conf.build_run_config("tdmpc2", "TASK", agent_class, [selected])
-        return _show_help("import-tdmpc2", "FILE", [ImportOptions(), run])
-    words, given = flags.read(tokens, types)
+    found = commands.read_run_flags(
+        tokens,
+        "tdmpc2",
+        ImportOptions,
+        lambda options: _show_help("import-tdmpc2", "FILE", options),
+    )
+    if isinstance(found, int):
+        return found
+    words = found.words
     if len(words) != 1:
-        found = " ".join(words) or "nothing"
-        raise ConfigError(f"import-tdmpc2 takes one FILE, but was given: {found}.")
-    task, out = given.pop("task", None), given.pop("out", None)
+        told = " ".join(words) or "nothing"
+        raise ConfigError(f"import-tdmpc2 takes one FILE, but was given: {told}.")
+    task, out = found.own.get("task"), found.own.get("out")
     if task is None:
         raise ConfigError("import-tdmpc2 needs the task of the checkpoint: give it with --task.")
-    given = {key: value for key, value in given.items() if key not in ("preset", "config")}
     with Stop(NOT_BEGUN):
         from forethought.training.official import import_run
 
     place = Path(out) if out else None
-    imported = import_run(Path(words[0]), task, place, [selected], flags.nested(given))
+    imported = import_run(Path(words[0]), task, place, found.layers[:-1], found.flags, found.file)
     print("\n".join(imported.checkpoint.notes + imported.sentences()))
     return 0
 
@@ -398,13 +352,11 @@ def _export(tokens: list[str]) -> int:
 def _doctor(tokens: list[str]) -> int:
     if _wants_help(tokens):
         return _show_help("doctor", "", [DoctorOptions()])
-    words, given = flags.read(tokens, conf.field_types(DoctorOptions))
-    if words:
-        raise ConfigError(f"doctor takes no words, but was given: {' '.join(words)}.")
+    _, options = commands.words_and_options("doctor", "", tokens, DoctorOptions, most=0)
     from forethought import doctor
 
     findings = doctor.examine()
-    if given.get("json"):
+    if options.json:
         print(json.dumps(doctor.to_json(findings)))
     else:
         doctor.show(findings)
@@ -412,7 +364,7 @@ def _doctor(tokens: list[str]) -> int:
 
 
 def _data(tokens: list[str]) -> int:
-    return cli_data.run(tokens, _playing)
+    return cli_data.run(tokens)
 
 
 def _list(tokens: list[str]) -> int:
@@ -457,13 +409,9 @@ def _agent_in(tokens: Iterable[str]) -> str | None:
 
 
 def _one_word(verb: str, tokens: Sequence[str], options: type[Any]) -> tuple[str, Any]:
-    """The single word and the options of a verb other than train."""
-    words, given = flags.read(tokens, conf.field_types(options))
-    usage = VERBS[verb].usage
-    if len(words) != 1:
-        found = " ".join(words) or "nothing"
-        raise ConfigError(f"{verb} takes one {usage}, but was given: {found}.")
-    return words[0], conf.from_dict(options, given)
+    """The single word and the options of a verb."""
+    words, found = commands.words_and_options(verb, VERBS[verb].usage, tokens, options)
+    return words[0], found
 
 
 def _wants_help(tokens: Sequence[str]) -> bool:
@@ -471,4 +419,4 @@ def _wants_help(tokens: Sequence[str]) -> bool:
 
 
 def _show_help(verb: str, usage: str, options: list[Any]) -> int:
-    return help.show(f"{verb} {usage}".rstrip(), VERBS[verb].about, options)
+    return commands.show_help(verb, usage, VERBS[verb], options)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forethought import commands
 from forethought import config as conf
+from forethought.commands import Verb, playing
 from forethought.config import ConfigError
-from forethought.presets import flags, help
+from forethought.presets import help
 
 if TYPE_CHECKING:
     from forethought.data import Dataset
-
-Playing = Callable[[int], AbstractContextManager[Callable[[int, int], None] | None]]
-"""Shows, while a block lasts, how many of this many episodes have ended."""
 
 
 @dataclass(frozen=True)
@@ -85,40 +83,18 @@ class DescribeOptions:
     """Print everything as one line of JSON."""
 
 
-@dataclass(frozen=True)
-class DataVerb:
-    """A verb of the group: what follows it, what it is for, its flags and what carries it out."""
-
-    usage: str
-    about: str
-    options: type[Any]
-    run: Callable[[Sequence[str], Any, Playing], int]
-
-
-def run(tokens: list[str], playing: Playing) -> int:
-    """Carries out `forethought data VERB ...`; `playing` shows how far the episodes are."""
-    verb = tokens[0] if tokens else None
-    if verb in (None, "-h", "--help"):
-        return help.show_overview(
-            {name: (v.usage, v.about) for name, v in VERBS.items()},
-            sys.stdout if verb else sys.stderr,
-            "forethought data",
-            "Datasets of packed episodes, to learn from without an environment.",
-            "record --agent random --task dmc:walker-walk --out walker-random",
-        )
-    if verb not in VERBS:
-        raise conf.unknown("data command", str(verb), VERBS, "'forethought data --help' shows all.")
-    chosen = VERBS[verb]
-    if help.wanted(tokens):
-        return help.show(f"data {verb} {chosen.usage}".rstrip(), chosen.about, [chosen.options()])
-    words, given = flags.read(tokens[1:], conf.field_types(chosen.options))
-    options = conf.from_dict(chosen.options, given)
-    return chosen.run(words, options, playing)
+def run(tokens: list[str]) -> int:
+    """Carries out `forethought data VERB ...`."""
+    return commands.carry_out(
+        tokens,
+        VERBS,
+        "data",
+        "Datasets of packed episodes, to learn from without an environment.",
+        "record --agent random --task dmc:walker-walk --out walker-random",
+    )
 
 
-def _record(words: Sequence[str], options: RecordOptions, playing: Playing) -> int:
-    if words:
-        raise ConfigError(f"data record takes flags only, but was given: {' '.join(words)}.")
+def _record(words: Sequence[str], options: RecordOptions) -> int:
     out = _out("record", options.out)
     if options.agent is not None and (options.agent != "random" or options.run is not None):
         raise ConfigError(
@@ -131,7 +107,7 @@ def _record(words: Sequence[str], options: RecordOptions, playing: Playing) -> i
         )
     if options.replay:
         return _tell([_record_replay(options, out)], options.json)
-    conf.check_device("device", options.device or "auto", auto=True)
+    commands.check_play(options.episodes, options.seed, options.device)
     from forethought.training.record import EPISODES, record
 
     with playing(options.episodes or EPISODES) as tell:
@@ -161,8 +137,8 @@ def _record_replay(options: RecordOptions, out: Path) -> Dataset:
     return record_replay(out, run=Path(str(options.run)), checkpoint=options.checkpoint)
 
 
-def _import(words: Sequence[str], options: ImportOptions, playing: Playing) -> int:
-    (source,) = _places("import", "SOURCE", words, at_most=1)
+def _import(words: Sequence[str], options: ImportOptions) -> int:
+    source = Path(words[0])
     out = _out("import", options.out)
     from forethought.data.importers import import_dataset
 
@@ -177,8 +153,8 @@ def _import(words: Sequence[str], options: ImportOptions, playing: Playing) -> i
     return _tell([dataset], options.json)
 
 
-def _verify(words: Sequence[str], options: VerifyOptions, playing: Playing) -> int:
-    places = _places("verify", "DATASET...", words)
+def _verify(words: Sequence[str], options: VerifyOptions) -> int:
+    places = [Path(word) for word in words]
     from forethought.data import verify
 
     for place in places:
@@ -191,32 +167,58 @@ def _verify(words: Sequence[str], options: VerifyOptions, playing: Playing) -> i
     return 0
 
 
-def _describe(words: Sequence[str], options: DescribeOptions, playing: Playing) -> int:
-    places = _places("describe", "DATASET...", words)
+def _describe(words: Sequence[str], options: DescribeOptions) -> int:
     from forethought.data import Dataset
 
-    return _tell([Dataset.open(place) for place in places], options.json)
+    return _tell([Dataset.open(Path(word)) for word in words], options.json)
+
+
+def _verb(
+    name: str,
+    usage: str,
+    about: str,
+    options: type[Any],
+    carry_out: Callable[[Sequence[str], Any], int],
+    most: int | None,
+) -> Verb:
+    """A verb of the group, which takes at most so many words."""
+
+    def run_it(tokens: list[str]) -> int:
+        if help.wanted(tokens):
+            return commands.show_help(f"data {name}", usage, VERBS[name], [options()])
+        found = commands.words_and_options(f"data {name}", usage, tokens, options, most)
+        return carry_out(*found)
+
+    return Verb(usage, about, run_it)
 
 
 VERBS = {
-    "record": DataVerb("", "play episodes into a new dataset", RecordOptions, _record),
-    "import": DataVerb(
-        "SOURCE", "make a dataset of a Minari folder or TD-MPC2 chunks", ImportOptions, _import
+    "record": _verb("record", "", "play episodes into a new dataset", RecordOptions, _record, 0),
+    "import": _verb(
+        "import",
+        "SOURCE",
+        "make a dataset of a Minari folder or TD-MPC2 chunks",
+        ImportOptions,
+        _import,
+        1,
     ),
-    "verify": DataVerb(
-        "DATASET...", "read every byte of datasets and check it", VerifyOptions, _verify
+    "verify": _verb(
+        "verify",
+        "DATASET...",
+        "read every byte of datasets and check it",
+        VerifyOptions,
+        _verify,
+        None,
     ),
-    "describe": DataVerb(
-        "DATASET...", "tasks, sizes and returns of datasets", DescribeOptions, _describe
+    "describe": _verb(
+        "describe",
+        "DATASET...",
+        "tasks, sizes and returns of datasets",
+        DescribeOptions,
+        _describe,
+        None,
     ),
 }
-
-
-def _places(verb: str, usage: str, words: Sequence[str], at_most: int | None = None) -> list[Path]:
-    if not words or (at_most is not None and len(words) > at_most):
-        found = " ".join(words) or "nothing"
-        raise ConfigError(f"data {verb} takes {usage}, but was given: {found}.")
-    return [Path(word) for word in words]
 
 
 def _names(text: str | None) -> list[str] | None:
@@ -230,14 +232,11 @@ def _out(verb: str, out: str | None) -> Path:
 
 
 def _tell(datasets: Sequence[Dataset], as_json: bool) -> int:
-    from rich.console import Console
-
     from forethought.data.describe import description, show
 
     if as_json:
         found = [description(dataset) for dataset in datasets]
         print(json.dumps(found[0] if len(found) == 1 else found))
     else:
-        # Without a terminal there is no width to fit: tables keep their lines whole.
-        show(datasets, Console(width=None if sys.stdout.isatty() else 200, highlight=False))
+        show(datasets, commands.table_console(200))
     return 0

@@ -410,6 +410,7 @@ IDLE_OFFLINE = {
     "replay.block_rows": None,
     "train.seed_agent_steps": None,
     "train.seed_updates": None,
+    "train.seed_policy": None,
     "train.updates_per_agent_step": None,
     "train.checkpoint_every_agent_steps": "offline.checkpoint_every_updates",
     "eval.every_agent_steps": "offline.eval_every_updates",
@@ -598,10 +599,11 @@ def build_run_config(
     return config
 
 
-def refuse_idle_groups(config: RunConfig, said: Mapping[str, Any]) -> None:
-    """What a person, and no preset, says of offline runs or of Atari must not be without effect."""
+def refuse_idle_groups(config: RunConfig, *said: Mapping[str, Any]) -> None:
+    """What a person says of offline runs or of Atari, in a file or by flags, must not be without
+    effect; only presets, which are for every kind of run, may."""
     defaults = flatten({"offline": to_dict(OfflineConfig()), "env": to_dict(EnvConfig())})
-    for key, value in flatten(said).items():
+    for key, value in [pair for own in said for pair in flatten(own).items()]:
         if key.startswith("offline.") and not config.is_offline:
             rule = "left out: it has no effect without offline.data"
         elif key.startswith(ONLY_ATARI) and not config.is_atari:

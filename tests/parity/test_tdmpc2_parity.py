@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forethought.agents.tdmpc2.act import plan
-from forethought.agents.tdmpc2.agent import PARTS, RATE_OF
+from forethought.agents.tdmpc2.agent import PARTS
 from forethought.agents.tdmpc2.config import (
     LearningRates,
     ModelConfig,
@@ -25,6 +25,7 @@ from forethought.agents.tdmpc2.noise import (
     draw_plan_noise,
     draw_update_noise,
 )
+from forethought.agents.tdmpc2.rates import RATE_OF
 from forethought.agents.tdmpc2.update import Learner, TensorBatch
 from forethought.nets.kernels import native_kernels
 from forethought.nets.layers import use_kernels

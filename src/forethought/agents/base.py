@@ -99,9 +99,17 @@ class Agent(ABC):
         return False
 
     def act_with_stats(
-        self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None
+        self,
+        obs: Any,
+        explore: bool = False,
+        info: dict[str, Any] | None = None,
+        task: str | int | None = None,
     ) -> tuple[Any, dict[str, float]]:
-        """One environment's action, and what the planner thought, if there is one."""
+        """One environment's action, and what the planner thought; arguments as in `act`."""
+        if task is not None:
+            raise ForethoughtError(
+                f"This agent plays {self.spec.task} alone, so `act` takes no task ({task!r})."
+            )
         first = self._own_state is None
         if first:
             self._own_state = self.new_state(1, self.streams, "own-acting", self._own_episode)
@@ -115,12 +123,21 @@ class Agent(ABC):
         """What a person may want to know about the last decision made with this state."""
         return {}
 
-    def act(self, obs: Any, explore: bool = False, info: dict[str, Any] | None = None) -> Any:
+    def act(
+        self,
+        obs: Any,
+        explore: bool = False,
+        info: dict[str, Any] | None = None,
+        task: str | int | None = None,
+    ) -> Any:
         """The action for one environment; the agent keeps the state between calls.
 
-        A task that declares columns, such as an `action_mask`, says them in its `info`.
+        A task that declares columns, such as an `action_mask`, says them in its `info`. An agent of
+        several tasks is told by `task` which one this is, by its name or number: observation and
+        action are then those that the task has alone. Without `task`, both are padded to the
+        widest, and `info` says which it is, as the environments of several tasks give it.
         """
-        return self.act_with_stats(obs, explore, info)[0]
+        return self.act_with_stats(obs, explore, info, task)[0]
 
     def on_episode_start(self) -> None:
         """Tell `act` that its environment was reset."""

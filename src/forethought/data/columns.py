@@ -14,6 +14,7 @@ from forethought.config import ConfigError
 from forethought.data.dataset import Dataset, Shard
 from forethought.data.layout import data_leaves
 from forethought.replay.rows import RowSpec
+from forethought.spaces.spec import EnvSpec
 from forethought.spaces.structure import Leaf
 
 Ints = NDArray[np.int64]
@@ -57,6 +58,20 @@ def check_columns(datasets: Sequence[Dataset], spec: RowSpec, tasks: Sequence[st
                         f"{dataset.path} does not fit the agent: {leaf.path} of {task.name} is "
                         f"{has}, but the agent's is {leaf.dtype} {leaf.shape}."
                     )
+
+
+def check_repeats(datasets: Sequence[Dataset], spec: EnvSpec) -> None:
+    """Refuse data in which a decision lasts longer or shorter than it does for the agent."""
+    here = {own.task: own.action_repeat for own in spec.tasks or (spec,)}
+    for dataset in datasets:
+        for task in dataset.tasks:
+            repeat = task.spec.action_repeat
+            if here.get(task.name, repeat) != repeat:
+                raise ConfigError(
+                    f"{dataset.path} holds each action of {task.name} for {repeat} frames, but "
+                    f"this run for {here[task.name]}: set --env.action_repeat {repeat}, or record "
+                    "other data."
+                )
 
 
 def _fits(found: Leaf, wanted: Leaf) -> bool:

@@ -20,6 +20,7 @@ from forethought.config import ConfigError, require
 from forethought.data.columns import (
     Part,
     check_columns,
+    check_repeats,
     gather,
     groups_of,
     is_task,
@@ -79,6 +80,7 @@ class OfflineReplay:
         self.tasks = tuple(tasks or (spec.task,))
         self.datasets = tuple(datasets)
         check_columns(self.datasets, self.row_spec, self.tasks)
+        check_repeats(self.datasets, spec)
         self._stream = stream
         parts, table, left_out = _select(self.datasets, self.tasks, slice_rows)
         self.left_out = left_out

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
-from forethought.config import ConfigError
+from forethought.config import ConfigError, unknown
 from forethought.envs.task_env import TaskEnv
 from forethought.spaces.nested import Tree
 from forethought.spaces.spec import Column, EnvSpec
@@ -88,6 +88,33 @@ def _check(task: str, spec: EnvSpec) -> None:
 def task_names(spec: EnvSpec) -> tuple[str, ...]:
     """The names of the tasks in a spec; of a single task, none."""
     return tuple(own.task for own in spec.tasks)
+
+
+def one_of(spec: EnvSpec, task: str | int) -> tuple[int, EnvSpec]:
+    """The number of a task that is named, or numbered, and what it is alone."""
+    names = task_names(spec)
+    if not names:
+        raise ConfigError(f"task is {task}, but there is one task, {spec.task}; leave it out.")
+    if isinstance(task, str):
+        if task not in names:
+            raise unknown("task", task, names, f"There are {', '.join(names)}.")
+        task = names.index(task)
+    if not 0 <= task < len(names):
+        raise ConfigError(f"task is {task}, but there are {len(names)} tasks, counted from 0.")
+    return int(task), spec.tasks[task]
+
+
+def padded(obs: Any, own: EnvSpec, spec: EnvSpec) -> NDArray[np.float32]:
+    """An observation of one task alone, as wide as those of all."""
+    width, shape = spec.observation_space.shape[0], own.observation_space.shape  # type: ignore[index]
+    if np.shape(obs) != shape:
+        raise ConfigError(
+            f"The observation has shape {np.shape(obs)}, but that of {own.task} alone has {shape}; "
+            "one that is padded goes with info, as the environments of several tasks give it."
+        )
+    wide = np.zeros(width, np.float32)
+    wide[: len(obs)] = obs
+    return wide
 
 
 def action_masks(spec: EnvSpec) -> NDArray[np.float32]:

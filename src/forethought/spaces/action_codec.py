@@ -18,7 +18,7 @@ the same declares `distinct_actions`, so that no agent has to learn that they ar
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -121,7 +121,15 @@ class ActionCodec:
 
     def encode(self, action: Tree) -> Ints:
         """The rows of the table that these actions are; leading axes stay."""
-        flat = flatten(action)
+        flat, known = flatten(action), {leaf.path for leaf in self.leaves}
+        if flat.keys() != known:
+            raise EnvError(
+                f"The action has {_listed(flat)}, but must have {_listed(known)} and nothing else."
+            )
+        for path, values in flat.items():
+            if np.asarray(values).dtype.kind not in "biu":
+                name = f"'{path}' of the action" if path else "The action"
+                raise EnvError(f"{name} is {values}, but a choice is a whole number.")
         parts = [
             np.asarray(flat[leaf.path]).reshape(*_leading(flat[leaf.path], leaf), leaf.factors)
             for leaf in self.leaves
@@ -263,6 +271,10 @@ def _names(leaf: Leaf) -> list[str]:
     if leaf.shape == ():
         return [name]
     return [f"{name}{list(map(int, place))}" for place in np.ndindex(leaf.shape)]
+
+
+def _listed(paths: Iterable[str]) -> str:
+    return ", ".join(path or "one value" for path in sorted(paths)) or "nothing"
 
 
 def _leading(value: Any, leaf: Leaf) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from forethought.config import (
     TrainConfig,
     build_run_config,
     diff,
+    refuse_idle_groups,
     to_dict,
 )
 from forethought.data import Dataset
@@ -117,7 +118,9 @@ def read_config(run: RunDirectory) -> RunConfig:
     data = run.config()
     name, task = str(data.get("agent_name")), str(data.get("task"))
     try:
-        return build_run_config(name, task, registry.config_class(name), [data])
+        config = build_run_config(name, task, registry.config_class(name), [data])
+        refuse_idle_groups(config, data)
+        return config
     except ConfigError as error:
         raise ConfigError(f"In {run.path / 'config.yaml'}: {error}") from error
 

@@ -27,8 +27,10 @@ from forethought.config import (
     RunConfig,
     build_run_config,
     flatten,
+    refuse_idle_groups,
     to_dict,
 )
+from forethought.envs import multi
 from forethought.files import FileError
 from forethought.tracking import RunDirectory
 from forethought.training.build import Parts, build_parts, load_agent, task_spec
@@ -53,6 +55,7 @@ class Imported:
         """What a person wants to know, and what can be done next."""
         found, size = self.checkpoint, self.checkpoint.size
         squashed = " of symlog observations" if found.symlogs_observations else ""
+        squashed += "" if found.many is None else f", from {len(found.many.names)} tasks"
         return (
             f"{found.path} (layout {found.layout}) is now the run {self.path} for {self.task}: "
             f"latent {size.latent_dim}{squashed}, {size.num_q} Q functions.",
@@ -67,21 +70,25 @@ def import_run(
     out: Path | None,
     layers: Iterable[Mapping[str, Any]] = (),
     flags: Mapping[str, Any] | None = None,
+    file_layer: Mapping[str, Any] | None = None,
 ) -> Imported:
     """Makes a run of an official checkpoint; nothing is written unless all of it fits.
 
     `layers` and `flags` configure the run as they would for `train`; where the file decides (the
     sizes of the networks), it wins over layers, and a flag that says otherwise is refused.
+    `file_layer` is what a person's file says, of all that is in `layers`.
     """
     flags = flags or {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(Stop(NOT_BEGUN))
         checkpoint = read_checkpoint(file)
         config = _configure(checkpoint, task, [*layers, flags], flags)
+        refuse_idle_groups(config, file_layer or {}, flags)
         parts = build_parts(config)
         stack.callback(parts.close)
         assert isinstance(parts.agent, TDMPC2)
-        checkpoint.fill(parts.agent.model)
+        spec = parts.agent.spec
+        checkpoint.fill(parts.agent.model, multi.task_names(spec) or (spec.task,))
         run = RunDirectory.create(out, to_dict(config), AGENT, task, config.seed)
         stack.enter_context(run.lock())
         _save(run, config, parts, checkpoint)
@@ -165,6 +172,12 @@ def export_run(path: Path, out: Path, checkpoint: str = "latest") -> list[str]:
 def _check_exportable(path: Path, agent: TDMPC2) -> None:
     """Refuse what the official code has no layout for."""
     spec = agent.spec
+    if spec.tasks:
+        raise ForethoughtError(
+            f"{path} plays {len(spec.tasks)} tasks: the official code knows no sets of tasks but "
+            "its own, so none of it is written; begin a run of one task with it "
+            "(--train.init_from) and export that."
+        )
     vector = isinstance(spec.observation_space, gymnasium.spaces.Box)
     vector = vector and len(spec.observation_space.shape or ()) == 1
     if not vector or not isinstance(spec.action_space, gymnasium.spaces.Box):

@@ -115,7 +115,8 @@ class Trainer:
         What cannot be written fails here, before any work."""
         if self.save_every.period:
             self.save()
-        self.tracker.event("started", parameters=self.agent.log_architecture())
+        counts, facts = self.agent.log_architecture(), self.agent.facts()
+        self.tracker.event("started", parameters=counts, **facts)
 
     # ---- pieces of work ----
 

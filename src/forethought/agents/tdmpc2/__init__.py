@@ -3,10 +3,11 @@
 config.py   options                    model.py   networks and rollouts
 noise.py    every random number        update.py  one gradient step, in the paper's order
 observations.py   what a task shows, by kind     encoders.py   networks for it
-act.py      acting and planning        agent.py   the agent: replay, optimisers, save and load
-tasks.py    many tasks in one agent
+act.py      acting and planning        agent.py   the agent: replay, save and load
+tasks.py    many tasks in one agent    rates.py   optimisers and their learning rates
 actions.py  policy, values, planner    categorical.py   the same for discrete actions
-official.py  official checkpoints, read by weights_file.py   compiling.py   agent.compile
+official.py  official checkpoints, read by weights_file.py, official_tasks.py: those of many tasks
+transfer.py  weights of another run    compiling.py   agent.compile
 gammas.py   auxiliary discounts: rules   discounts.py   their heads, targets, loss, snapshots
 """
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from forethought.agents.tdmpc2.actions import Actions
 from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import PlanNoise
+from forethought.config import ForethoughtError
 from forethought.planning.categorical import CategoricalPlan
 from forethought.planning.mppi import Plan
 from forethought.replay.stacks import FrameStacker
+from forethought.spaces.action_codec import is_discrete
+from forethought.spaces.masks import legal_actions
 from forethought.spaces.nested import Tree
+from forethought.spaces.spec import EnvSpec
+
+PLAN_VALUES = ("plan_value_max", "plan_value_mean", "plan_value_std")
+"""Of the elites in a plan's last iteration."""
 
 
 @dataclass
@@ -157,3 +168,46 @@ def decide(
     drawn = actions.plan_noise(state.generator, config.horizon, envs, len(model.q))
     result = plan(model, obs, state.mean, first, drawn, gamma, explore, legal, task)
     return result.action, replace(state, mean=result.mean, plan=result)
+
+
+def tasks_of(info: Sequence[dict[str, Any]], spec: EnvSpec, device: torch.device) -> Tensor | None:
+    """Which of several tasks each environment plays: [E]; None where there is one."""
+    if not spec.tasks:
+        return None
+    if any("task" not in own for own in info):
+        raise ForethoughtError(
+            f"This agent plays {len(spec.tasks)} tasks, and must be told which one this is: "
+            "act(obs, task=NAME) for the task's own observations and actions, or info as the "
+            "environments of several tasks give it."
+        )
+    return torch.tensor([int(own["task"]) for own in info], device=device)
+
+
+def legal_of(info: Sequence[dict[str, Any]], spec: EnvSpec, device: torch.device) -> Tensor | None:
+    """Which actions of the table each environment allows now [E, N]; None: all of them."""
+    source = spec.mask_source
+    if source is None or not is_discrete(spec.action_space):
+        return None
+    if any(source not in own for own in info):
+        raise ForethoughtError(
+            f"{spec.task} says in info which actions are legal, but there is no '{source}' in the "
+            "info given: pass what reset and step return, as in act(obs, info=info)."
+        )
+    mask = np.stack([own[source] for own in info])
+    legal = legal_actions(mask, (len(info), spec.action_codec.size))
+    return torch.from_numpy(legal).to(device)
+
+
+def plan_metrics(spread: str) -> tuple[str, ...]:
+    """What is reported of plans; `spread` is the metric of the first action's distribution."""
+    return (*PLAN_VALUES, spread)
+
+
+def plan_statistics(actions: Actions, plan: Plan | CategoricalPlan | None) -> dict[str, float]:
+    """What a person may want to know about a plan; nothing where there was none."""
+    if plan is None:
+        return {}
+    values = plan.values
+    found = (values.max(), values.mean(), values.std(correction=0), actions.plan_spread(plan))
+    names = plan_metrics(actions.plan_metric)
+    return {name: value.item() for name, value in zip(names, found, strict=True)}

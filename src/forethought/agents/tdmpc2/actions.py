@@ -7,18 +7,28 @@ discrete actions, are in categorical.py. Update and acting read the same for bot
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import gymnasium
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forethought.agents.tdmpc2.config import PlannerConfig, TDMPC2Config
+from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.noise import Draw, PlanNoise, UpdateNoise, draw_plan_noise
-from forethought.config import require
+from forethought.config import ConfigError, require
+from forethought.files import FileError
 from forethought.nets.layers import MLP, frozen
 from forethought.planning.categorical import CategoricalPlan
 from forethought.planning.categorical import Score as TableScore
 from forethought.planning.mppi import MPPINoise, MPPISettings, Plan, Score, mppi, shift
+from forethought.spaces.action_codec import ActionCodec, is_discrete
+from forethought.spaces.spec import EnvSpec
+from forethought.spaces.structure import subspaces
 
 if TYPE_CHECKING:
     from forethought.agents.tdmpc2.model import WorldModel
@@ -43,9 +53,10 @@ class PolicyTerms(NamedTuple):
     scaled_entropy: Tensor  # [T+1, B]
 
 
-class Actions(Protocol):
+class Actions(ABC):
     """One kind of actions. A `mask`, where there is one, says what each state allows."""
 
+    config: TDMPC2Config
     noise_dim: int
     """Random numbers per draw from the policy."""
     draw: Draw
@@ -57,38 +68,44 @@ class Actions(Protocol):
     masks_stay: bool
     """Whether what a state allows holds for the states after it too."""
 
+    @abstractmethod
     def make_policy(self, latent: int, hidden: list[int]) -> nn.Module: ...
 
+    @abstractmethod
     def pi(
         self, policy: Any, z: Tensor, noise: Tensor | None, mask: Tensor | None = None
     ) -> PolicyOutput: ...
 
+    @abstractmethod
     def sample(
         self, policy: Any, z: Tensor, noise: Tensor, mask: Tensor | None = None
     ) -> Tensor: ...
 
+    @abstractmethod
     def no_sequences(self, noise: Tensor) -> Tensor:
         """What a policy proposes that may propose nothing, from its noise [T, E, 0, ...]."""
-        ...
 
+    @abstractmethod
     def next_value(
         self, model: WorldModel, z: Tensor, noise: UpdateNoise, mask: Tensor | None
     ) -> Tensor:
         """V(x') [T, B] from the target Q functions at z [T, B, Z]."""
-        ...
 
+    @abstractmethod
     def policy_terms(
         self, model: WorldModel, zs: Tensor, noise: UpdateNoise, mask: Tensor | None
     ) -> PolicyTerms: ...
 
+    @abstractmethod
     def update_noise(self) -> dict[str, Any]:
         """What `draw_update_noise` needs to know beyond sizes."""
-        ...
 
+    @abstractmethod
     def plan_noise(
         self, generator: torch.Generator, horizon: int, envs: int, num_q: int
     ) -> PlanNoise: ...
 
+    @abstractmethod
     def search(
         self,
         score: Any,
@@ -100,12 +117,67 @@ class Actions(Protocol):
         explore: bool,
     ) -> Plan | CategoricalPlan: ...
 
+    @abstractmethod
     def plan_spread(self, plan: Any) -> Tensor:
         """The metric that `plan_metric` names."""
-        ...
+
+    def plan_sizes(self, horizon: int, envs: int, num_q: int) -> dict[str, int]:
+        """What the noise of a plan depends on, for every kind of actions."""
+        planner = self.config.planner
+        return {
+            "horizon": horizon,
+            "envs": envs,
+            "samples": planner.samples,
+            "policy_samples": planner.policy_samples,
+            "iterations": planner.iterations_for(self.noise_dim),
+            "num_q": num_q,
+        }
 
 
-class BoxActions:
+def check_actions(spec: EnvSpec) -> tuple[int, ActionCodec | None]:
+    """The length of an action as networks see it, and the table of discrete ones; or a sentence
+    that says what does not fit."""
+    action = spec.action_space
+    if is_discrete(action):
+        codec = spec.action_codec
+        for column in spec.columns:
+            if column.name == "action_mask":
+                codec.check_mask(column.shape)
+        return codec.width, codec
+    box = isinstance(action, gymnasium.spaces.Box) and len(action.shape) == 1
+    box = box and np.issubdtype(action.dtype, np.floating)
+    if not (box and np.all(action.low == -1) and np.all(action.high == 1)):  # type: ignore[attr-defined]
+        mixed = subspaces(action) is not None
+        raise ConfigError(
+            "tdmpc2 takes continuous actions (a bounded Box of one axis) or discrete ones "
+            "(Discrete, MultiDiscrete, MultiBinary or a Dict of these"
+            + (", but not both together" if mixed else "")
+            + f"), but those of {spec.task} are {action}."
+        )
+    return action.shape[0], None  # type: ignore[index]
+
+
+def check_same_table(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse a file of an agent that told more or fewer actions apart; older ones do not say."""
+    own = here.get("distinct_actions")
+    saved = there.get("distinct_actions", own)
+    if saved != own:
+        raise FileError(
+            f"{path} was written for {saved} distinct actions, but this agent has {own}: use the "
+            "environment that it was trained with."
+        )
+
+
+def refuse_options(config: TDMPC2Config, rules: Mapping[str, str]) -> None:
+    """Options that mean nothing for a kind of actions must have their defaults; their rules say
+    why."""
+    usual = TDMPC2Config()
+    for name, rule in rules.items():
+        value = attrgetter(name)(config)
+        require(value == attrgetter(name)(usual), f"agent.{name}", value, rule)
+
+
+class BoxActions(Actions):
     """Continuous actions in [-1, 1]. A mask is 1 where a dimension is the task's own and 0 where it
     is padding (see tasks.py): there the action is 0, and adds nothing to the entropy."""
 
@@ -122,12 +194,9 @@ class BoxActions:
         why = f"the actions of {task} are continuous, so that they cannot be listed"
         rule = f"policy (or left out): {why}"
         require(config.q_target in (None, "policy"), "agent.q_target", config.q_target, rule)
-        k = config.q_target_top_k
-        require(k is None, "agent.q_target_top_k", k, f"left out: {why}")
-        least = config.planner.min_probability
-        default = PlannerConfig.min_probability
-        rule = f"left out: {why}; agent.planner.min_std is what continuous actions have"
-        require(least == default, "agent.planner.min_probability", least, rule)
+        least = f"left out: {why}; agent.planner.min_std is what continuous actions have"
+        rules = {"q_target_top_k": f"left out: {why}", "planner.min_probability": least}
+        refuse_options(config, rules)
 
     def make_policy(self, latent: int, hidden: list[int]) -> nn.Module:
         return MLP(latent, hidden, 2 * self.noise_dim)
@@ -210,18 +279,9 @@ class BoxActions:
     def plan_noise(
         self, generator: torch.Generator, horizon: int, envs: int, num_q: int
     ) -> PlanNoise:
-        planner = self.config.planner
-        return draw_plan_noise(
-            generator,
-            horizon=horizon,
-            envs=envs,
-            samples=planner.samples,
-            policy_samples=planner.policy_samples,
-            elites=planner.elites,
-            iterations=planner.iterations_for(self.noise_dim),
-            action_dim=self.noise_dim,
-            num_q=num_q,
-        )
+        sizes = self.plan_sizes(horizon, envs, num_q)
+        elites = self.config.planner.elites
+        return draw_plan_noise(generator, **sizes, elites=elites, action_dim=self.noise_dim)
 
     def search(
         self,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-import gymnasium
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from forethought.agents.base import (
     Agent,
@@ -22,44 +21,42 @@ from forethought.agents.base import (
     parameter_names,
 )
 from forethought.agents.tdmpc2 import discounts
-from forethought.agents.tdmpc2.act import ActState, decide
-from forethought.agents.tdmpc2.actions import BoxActions
+from forethought.agents.tdmpc2.act import (
+    ActState,
+    decide,
+    legal_of,
+    plan_metrics,
+    plan_statistics,
+    tasks_of,
+)
+from forethought.agents.tdmpc2.actions import BoxActions, check_actions, check_same_table
 from forethought.agents.tdmpc2.categorical import CategoricalActions
 from forethought.agents.tdmpc2.compiling import compile_learner, compile_model
-from forethought.agents.tdmpc2.config import CosineRate, LinearRate, TDMPC2Config
+from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
 from forethought.agents.tdmpc2.observations import observations_of
+from forethought.agents.tdmpc2.rates import optimisers_of, rate_schedule
 from forethought.agents.tdmpc2.tasks import Tasks, discount
 from forethought.agents.tdmpc2.transfer import Source, transfer
 from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch
-from forethought.clock import Constant, Cosine, Linear, Schedule
-from forethought.config import ConfigError, ForethoughtError, ReplayConfig, require
+from forethought.config import ReplayConfig, require
 from forethought.data import Dataset, OfflineReplay
 from forethought.envs import multi
 from forethought.nets.health import health
-from forethought.nets.optimisers import adam, optimiser_tensors, restore_optimiser
+from forethought.nets.optimisers import optimiser_tensors, restore_optimiser
 from forethought.nets.precision import autocast
 from forethought.replay import Batch, Replay
 from forethought.replay.rows import RowSpec
 from forethought.replay.stacks import FrameStacker
 from forethought.seeding import Streams
 from forethought.spaces import nested
-from forethought.spaces.action_codec import ActionCodec, is_discrete
-from forethought.spaces.masks import legal_actions
 from forethought.spaces.spec import EnvSpec
-from forethought.spaces.structure import subspaces
 
-PLAN_VALUES = ("plan_value_max", "plan_value_mean", "plan_value_std")
-"""Of the elites in a plan's last iteration."""
-PLAN_METRICS = (*PLAN_VALUES, BoxActions.plan_metric)
-"""And of the first action's distribution; for discrete actions that is another metric."""
 PARTS = ("encoder", "dynamics", "reward", "termination", "q", "aux_value", "tasks")
 """What the model's optimiser owns; the policy has its own."""
 STACK_PAD = "first"
 """Before an episode's first frame lies that frame again."""
-RATE_OF = {"aux_value": "q", "tasks": "dynamics"}
-"""Parts that learn at the rate of another."""
 
 
 class TDMPC2(Agent):
@@ -80,6 +77,7 @@ class TDMPC2(Agent):
         num_envs: int = 1,
         for_acting: bool = False,
     ) -> None:
+        config = replace(config, model=config.model.for_tasks(len(spec.tasks)))
         action_dim, codec = check_actions(spec)
         (BoxActions if codec is None else CategoricalActions).check(config, spec.task)
         observations = observations_of(spec, config.image)
@@ -109,36 +107,24 @@ class TDMPC2(Agent):
         if isinstance(self.model.actions, CategoricalActions):
             self.notes += (self.model.actions.describe(),)
         if tasks is not None:
-            self.notes += (tasks.describe(),)
+            self.notes += (tasks.describe(), *config.model.told_of_tasks(len(spec.tasks)))
         if aux_gammas:
             self.model.aux_value = discounts.make_heads(config, aux_gammas)
             self.notes += (self.model.aux_value.describe(gamma),)
         self.model.to(device)
         self.notes += compile_model(self.model, config.compile, device)
         extra = ("termination_loss",) if self.episodic else ()
-        planned = (*PLAN_VALUES, self.model.actions.plan_metric)
-        self.metric_names = METRICS + extra + (planned if config.mpc else ())
+        planned = plan_metrics(self.model.actions.plan_metric) if config.mpc else ()
+        self.metric_names = METRICS + extra + planned
         self.metric_names += discounts.metric_names(aux_gammas)
         self.updates = 0
         if not for_acting:
             config.multi_gamma.warn_of_nothing(gamma, aux_gammas)
             self.update_stream = streams.torch("update", device=device)
             self.schedule = rate_schedule(config)
-            self.learner = self._make_learner()
+            optimisers = optimisers_of(self.model, config.lr, PARTS)
+            self.learner = Learner(self.model, config, gamma, *optimisers)
             compile_learner(self.learner, config.compile, device)
-
-    def _make_learner(self) -> Learner:
-        model, rates = self.model, self.config.lr
-        by_rate: dict[float, list[nn.Parameter]] = {}  # parts with one rate are one step
-        for name in PARTS:
-            if (part := getattr(model, name)) is not None:
-                rate = getattr(rates, RATE_OF.get(name, name))
-                by_rate.setdefault(rate, []).extend(part.parameters())
-        groups = [{"params": params, "base_lr": rate} for rate, params in by_rate.items()]
-        policy = [{"params": list(model.policy.parameters()), "base_lr": rates.policy}]
-        return Learner(
-            model, self.config, self.gamma, adam(groups, eps=1e-8), adam(policy, eps=1e-5)
-        )
 
     # ---- acting ----
 
@@ -168,59 +154,33 @@ class TDMPC2(Agent):
             obs = state.frames.push(obs, first)
         x = self.observations.tensors(obs, self.device)
         begins = torch.as_tensor(first, device=self.device)
-        legal = self._legal(info)
+        legal = legal_of(info, self.spec, self.device)
+        task = tasks_of(info, self.spec, self.device)
         with torch.inference_mode(), autocast(self.config.precision, self.device):
             action, state = decide(
-                self.model,
-                self.config,
-                x,
-                state,
-                begins,
-                self.gamma,
-                explore,
-                legal,
-                self._tasks(info),
+                self.model, self.config, x, state, begins, self.gamma, explore, legal, task
             )
         if self.codec is not None:
             return self.codec.decode(action.cpu().numpy()), state
         return action.float().cpu().numpy(), state
 
-    def _tasks(self, info: Sequence[dict[str, Any]]) -> Tensor | None:
-        """Which of several tasks each environment plays: [E]."""
-        if self.model.tasks is None:
-            return None
-        if any("task" not in own for own in info):
-            raise ForethoughtError(
-                f"This agent plays {len(self.spec.tasks)} tasks: act_batch needs in info which one "
-                "it is, as the environments of several tasks give it."
-            )
-        return torch.tensor([int(own["task"]) for own in info], device=self.device)
-
-    def _legal(self, info: Sequence[dict[str, Any]]) -> Tensor | None:
-        """Which actions of the table each environment allows now [E, N]; None: all of them."""
-        source = self.spec.mask_source
-        if self.codec is None or source is None:
-            return None
-        if any(source not in own for own in info):
-            raise ForethoughtError(
-                f"{self.spec.task} says in info which actions are legal, but there is no "
-                f"'{source}' in the info given: pass what reset and step return, as in "
-                "act(obs, info=info)."
-            )
-        mask = np.stack([own[source] for own in info])
-        legal = legal_actions(mask, (len(info), self.codec.size))
-        return torch.from_numpy(legal).to(self.device)
+    def act_with_stats(
+        self,
+        obs: Any,
+        explore: bool = False,
+        info: dict[str, Any] | None = None,
+        task: str | int | None = None,
+    ) -> tuple[Any, dict[str, float]]:
+        if task is None:
+            return super().act_with_stats(obs, explore, info)
+        number, own = multi.one_of(self.spec, task)
+        action, statistics = super().act_with_stats(
+            multi.padded(obs, own, self.spec), explore, {**(info or {}), "task": number}
+        )
+        return action[: own.action_space.shape[0]], statistics  # type: ignore[index]
 
     def acting_statistics(self, state: ActState) -> Metrics:
-        plan = state.plan
-        if plan is None:
-            return {}
-        return {
-            "plan_value_max": plan.values.max().item(),
-            "plan_value_mean": plan.values.mean().item(),
-            "plan_value_std": plan.values.std(correction=0).item(),
-            self.model.actions.plan_metric: self.model.actions.plan_spread(plan).item(),
-        }
+        return plan_statistics(self.model.actions, state.plan)
 
     def acting_state(self, state: ActState) -> tuple[Json, Tensors]:
         tensors = {"mean": state.mean, "generator": state.generator.get_state()}
@@ -275,6 +235,8 @@ class TDMPC2(Agent):
             tasks=multi.task_names(self.spec) or None,
             kind=self.replay_config.kind,
             storage=storage,
+            stack=self.observations.stack,
+            stack_pad=STACK_PAD,
         )
 
     def train(self, updates: int = 1) -> Metrics:
@@ -379,11 +341,13 @@ class TDMPC2(Agent):
 
     def facts(self) -> Json:
         heads = self.model.aux_value
-        return {} if heads is None else {"multi_gamma": heads.facts(self.gamma)}
+        told: Json = {} if heads is None else {"multi_gamma": heads.facts(self.gamma)}
+        return told if self.codec is None else {**told, "distinct_actions": self.codec.size}
 
     def check_origin(self, path: Path, meta: Json) -> None:
         super().check_origin(path, meta)
         discounts.check_same_gammas(path, meta, self.facts())
+        check_same_table(path, meta, self.facts())
 
     def state(self) -> tuple[Json, Tensors]:
         names = parameter_names(self.model)
@@ -412,37 +376,3 @@ class TDMPC2(Agent):
 
 def _optimisers(learner: Learner) -> tuple[tuple[str, torch.optim.Optimizer], ...]:
     return ("optimiser", learner.optimiser), ("policy_optimiser", learner.policy_optimiser)
-
-
-def check_actions(spec: EnvSpec) -> tuple[int, ActionCodec | None]:
-    """The length of an action as networks see it, and the table of discrete ones; or a sentence
-    that says what does not fit."""
-    action = spec.action_space
-    if is_discrete(action):
-        codec = spec.action_codec
-        for column in spec.columns:
-            if column.name == "action_mask":
-                codec.check_mask(column.shape)
-        return codec.width, codec
-    box = isinstance(action, gymnasium.spaces.Box) and len(action.shape) == 1
-    box = box and np.issubdtype(action.dtype, np.floating)
-    if not (box and np.all(action.low == -1) and np.all(action.high == 1)):  # type: ignore[attr-defined]
-        mixed = subspaces(action) is not None
-        raise ConfigError(
-            "tdmpc2 takes continuous actions (a bounded Box of one axis) or discrete ones "
-            "(Discrete, MultiDiscrete, MultiBinary or a Dict of these"
-            + (", but not both together" if mixed else "")
-            + f"), but those of {spec.task} are {action}."
-        )
-    return action.shape[0], None  # type: ignore[index]
-
-
-def rate_schedule(config: TDMPC2Config) -> Schedule:
-    """The factor of all learning rates, by updates."""
-    match config.schedule:
-        case LinearRate(duration, end, warmup):
-            return Linear(1.0, end, duration, warmup)
-        case CosineRate(duration, end, warmup):
-            return Cosine(1.0, end, duration, warmup)
-        case _:
-            return Constant(1.0)

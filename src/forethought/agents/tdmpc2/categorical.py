@@ -11,16 +11,14 @@ Shapes: R states, N actions in the table, F factors, M pairs of a state and an a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from forethought.agents.tdmpc2.actions import PolicyOutput, PolicyTerms
-from forethought.agents.tdmpc2.config import PlannerConfig, TDMPC2Config
+from forethought.agents.tdmpc2.actions import Actions, PolicyOutput, PolicyTerms, refuse_options
+from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.noise import PlanNoise, UpdateNoise, draw_categorical_plan_noise
-from forethought.config import require
 from forethought.nets.categorical import CategoricalPolicy
 from forethought.planning.categorical import (
     CategoricalNoise,
@@ -44,7 +42,7 @@ CHUNK = 4096
 """Pairs of state and action whose Q is computed at once: what a processor's cache holds."""
 
 
-class CategoricalActions:
+class CategoricalActions(Actions):
     """Actions that are rows of a codec's table."""
 
     plan_metric = "plan_entropy"
@@ -63,18 +61,9 @@ class CategoricalActions:
     @staticmethod
     def check(config: TDMPC2Config, task: str) -> None:
         """Refuse options that mean something for continuous actions only."""
-        for group, name in (
-            ("planner.", "min_std"),
-            ("planner.", "max_std"),
-            ("", "entropy"),
-            ("", "log_std_min"),
-            ("", "log_std_max"),
-        ):
-            owner = config.planner if group else config
-            default = {f.name: f.default for f in fields(PlannerConfig if group else TDMPC2Config)}
-            value = getattr(owner, name)
-            rule = f"left out: the actions of {task} are discrete, and it has no effect on them"
-            require(value == default[name], f"agent.{group}{name}", value, rule)
+        rule = f"left out: the actions of {task} are discrete, and it has no effect on them"
+        names = ("planner.min_std", "planner.max_std", "entropy", "log_std_min", "log_std_max")
+        refuse_options(config, dict.fromkeys(names, rule))
 
     def describe(self) -> str:
         """One sentence for the start of a run."""
@@ -191,17 +180,8 @@ class CategoricalActions:
     def plan_noise(
         self, generator: torch.Generator, horizon: int, envs: int, num_q: int
     ) -> PlanNoise:
-        planner = self.config.planner
-        return draw_categorical_plan_noise(
-            generator,
-            horizon=horizon,
-            envs=envs,
-            samples=planner.samples,
-            policy_samples=planner.policy_samples,
-            iterations=planner.iterations_for(self.noise_dim),
-            factors=self.noise_dim,
-            num_q=num_q,
-        )
+        sizes = self.plan_sizes(horizon, envs, num_q)
+        return draw_categorical_plan_noise(generator, **sizes, factors=self.noise_dim)
 
     def search(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from forethought.agents.tdmpc2.gammas import MultiGammaConfig
@@ -28,6 +28,9 @@ SIZES = {
     317: SizeOf(encoder_units=4096, mlp_units=4096, latent_dim=1376, encoder_layers=5, num_q=8),
 }
 
+LATENT_OF = {(19, 30): 512}
+"""Latents by size and number of tasks, where official ones are not those of the table (mt30)."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -42,7 +45,8 @@ class ModelConfig:
     mlp_units: int | None = None
     """Units of each hidden layer of dynamics, reward, termination, policy and Q."""
     latent_dim: int | None = None
-    """Length of the latent state z; a multiple of simnorm_dim."""
+    """Length of the latent state z; a multiple of simnorm_dim. At size 19 None is 512 where there
+    are 30 tasks."""
     num_q: int | None = None
     """Q functions in the ensemble."""
     task_dim: int | None = None
@@ -89,6 +93,23 @@ class ModelConfig:
             where + "bin_low",
             self.bin_low,
             f"below agent.model.bin_high ({self.bin_high})",
+        )
+
+    def for_tasks(self, tasks: int) -> ModelConfig:
+        """What this means for so many tasks: the official model of 30 has a row of its own."""
+        latent = LATENT_OF.get((self.size, tasks))
+        if latent is None or self.latent_dim is not None:
+            return self
+        return replace(self, latent_dim=latent)
+
+    def told_of_tasks(self, tasks: int) -> tuple[str, ...]:
+        """A sentence where the number of tasks decides a size."""
+        latent = LATENT_OF.get((self.size, tasks))
+        if latent != self.latent_dim or latent is None:
+            return ()
+        return (
+            f"The latent state has {latent} numbers, as in the official model of {tasks} tasks at "
+            f"size {self.size} (agent.model.latent_dim).",
         )
 
     @property

@@ -16,8 +16,6 @@ Every trunk in a Dict ends in a LayerNorm, so that no key drowns another by its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,6 +32,7 @@ from forethought.agents.tdmpc2.observations import (
 from forethought.nets.conv import ConvNet
 from forethought.nets.layers import MLP, NormedLinear
 from forethought.spaces.masks import masked_mean
+from forethought.spaces.nested import Tree, flatten
 
 
 def make_encoder(
@@ -60,7 +59,7 @@ def make_encoder(
 
 
 class Encoder(nn.Module):
-    """Leaves by path {path: [..., *shape]} -> z [..., Z]."""
+    """Observations as a task shows them, or their leaves by path, [..., *shape] -> z [..., Z]."""
 
     def __init__(self, observations: Observations, config: TDMPC2Config, hidden: list[int]) -> None:
         super().__init__()
@@ -75,17 +74,18 @@ class Encoder(nn.Module):
             simnorm_group=config.model.simnorm_dim,
         )
 
-    def forward(self, obs: Mapping[str, Tensor], shift: Tensor | None = None) -> Tensor:
+    def forward(self, obs: Tree, shift: Tensor | None = None) -> Tensor:
+        leaves = flatten(obs)
         offsets = iter(() if shift is None else shift.unbind(-2))  # in the order of their keys
         dtype = self.join.weight.dtype
         ends = []
         for key, trunk in zip(self.keys, self.trunks, strict=True):
-            x = obs[key.path]
+            x = leaves[key.path]
             match key:
                 case Picture(pad=pad):
                     ends.append(trunk(x, dtype, next(offsets, None) if pad else None))
                 case Entities():
-                    ends.append(trunk(x, dtype, obs[key.mask]))
+                    ends.append(trunk(x, dtype, leaves[key.mask]))
                 case _:
                     ends.append(trunk(x, dtype))
         return self.join(ends[0] if len(ends) == 1 else torch.cat(ends, dim=-1))  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,8 @@ from torch import Tensor
 
 from forethought.agents.tdmpc2.config import SIZES, SizeOf
 from forethought.agents.tdmpc2.model import WorldModel
+from forethought.agents.tdmpc2.official_tasks import OfficialTasks, take_tasks
+from forethought.agents.tdmpc2.transfer import EMBEDDING, Source, transfer
 from forethought.agents.tdmpc2.weights_file import load_weights
 from forethought.config import ConfigError
 from forethought.files import FileError
@@ -72,6 +74,8 @@ class OfficialCheckpoint:
     log_std: tuple[float, float] | None
     """The policy's range, where the file tells."""
     notes: tuple[str, ...]
+    many: OfficialTasks | None = None
+    """Its tasks, where there are several."""
 
     @property
     def has_termination(self) -> bool:
@@ -90,10 +94,15 @@ class OfficialCheckpoint:
         agent["episodic"] = self.has_termination and spec.terminates
         if self.log_std is not None:
             agent["log_std_min"], agent["log_std_max"] = self.log_std
+        if self.many is not None and spec.tasks:
+            model["task_dim"] = self.many.dim
         return {"agent": agent}
 
     def check_task(self, spec: EnvSpec) -> None:
         """Refuse a task of other observations or actions than those the weights are for."""
+        if self.many is not None:
+            self.many.check(self.path, spec, self.observation_dim, self.action_dim)
+            return
         if spec.tasks:
             raise ConfigError(
                 f"{self.path} was trained on one task, but {spec.task} are several: give the one "
@@ -110,8 +119,14 @@ class OfficialCheckpoint:
             "that it was trained on with --task."
         )
 
-    def fill(self, model: WorldModel) -> None:
-        """Put the weights into a model of the same sizes; auxiliary values stay as they are."""
+    def fill(self, model: WorldModel, tasks: Sequence[str] = ()) -> None:
+        """Put the weights into a model of the same sizes, for these tasks of several; auxiliary
+        values stay as they are."""
+        if self.many is not None:
+            saved = {**self.weights, EMBEDDING: self.many.embedding}
+            source = Source(str(self.path), saved, self.many.names)
+            model.load_state_dict(transfer(model, tasks, source, torch.Generator()).weights)
+            return
         weights = {
             name: weight
             for name, weight in self.weights.items()
@@ -122,10 +137,15 @@ class OfficialCheckpoint:
 
 
 def read_checkpoint(path: Path) -> OfficialCheckpoint:
-    """The weights of an official checkpoint of one task; FileError if it is none."""
-    state = load_weights(path)
-    refuse_many_tasks(path, state)
+    """The weights of an official checkpoint; FileError if it is none."""
+    many, state = take_tasks(path, load_weights(path))
     layout = layout_of(path, state)
+    if many is not None and layout == "2023":
+        raise FileError(
+            f"{path} is a checkpoint of {len(many.names)} tasks in the layout of 2023, whose "
+            "encoder squashed observations in a way that is known for single tasks only: it would "
+            "act wrongly here, so it is not read. Files of 2024 and later are."
+        )
     log_std = _log_std(state)
     if layout == "2023":
         state = _renamed_from_2023(state)
@@ -150,7 +170,16 @@ def read_checkpoint(path: Path) -> OfficialCheckpoint:
         num_q=1 + max(int(name.split(".")[1]) for name in weights if name.startswith("q.")),
     )
     found = OfficialCheckpoint(
-        path, layout, weights, encoder.shape[1], action_dim, bins, size, log_std, notes
+        path=path,
+        layout=layout,
+        weights=weights,
+        observation_dim=encoder.shape[1] - (0 if many is None else many.dim),
+        action_dim=action_dim,
+        bins=bins,
+        size=size,
+        log_std=log_std,
+        notes=notes,
+        many=many,
     )
     _check_shapes(found)
     return found
@@ -171,16 +200,18 @@ def _check_shapes(found: OfficialCheckpoint) -> None:
 def _shapes(found: OfficialCheckpoint) -> dict[str, tuple[int, ...]]:
     """Of every tensor, by our names, for the sizes that were found."""
     size, hidden = found.size, [found.size.mlp_units] * 2
-    joint = size.latent_dim + found.action_dim
+    task = 0 if found.many is None else found.many.dim
+    latent = size.latent_dim + task
+    joint = latent + found.action_dim
     encoder_hidden = [size.encoder_units] * (size.encoder_layers - 1)
     sizes = {
-        "encoder": [found.observation_dim, *encoder_hidden, size.latent_dim],
+        "encoder": [found.observation_dim + task, *encoder_hidden, size.latent_dim],
         "dynamics": [joint, *hidden, size.latent_dim],
         "reward": [joint, *hidden, found.bins],
-        "policy": [size.latent_dim, *hidden, 2 * found.action_dim],
+        "policy": [latent, *hidden, 2 * found.action_dim],
     }
     if found.has_termination:
-        sizes["termination"] = [size.latent_dim, *hidden, 1]
+        sizes["termination"] = [latent, *hidden, 1]
     for head in range(size.num_q):
         sizes |= {f"{stack}.{head}": sizes["reward"] for stack in STACKS}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -191,17 +222,6 @@ def _shapes(found: OfficialCheckpoint) -> dict[str, tuple[int, ...]]:
             if layer < len(units) - 2 or network in ("encoder", "dynamics"):
                 shapes |= {f"{place}.norm.{kind}": (outputs,) for kind in ("weight", "bias")}
     return shapes
-
-
-def refuse_many_tasks(path: Path, state: Mapping[str, Tensor]) -> None:
-    """The one place that knows of many-task checkpoints (mt30, mt80): they are not read yet."""
-    embedding = state.get("_task_emb.weight")
-    if embedding is not None:
-        tasks, length = embedding.shape if embedding.ndim == 2 else ("several", "unknown")
-        raise FileError(
-            f"{path} is a checkpoint of {tasks} tasks: its task embedding (of length {length}) and "
-            "its action masks have no counterpart here; import a checkpoint of a single task."
-        )
 
 
 def layout_of(path: Path, state: Mapping[str, Tensor]) -> str:

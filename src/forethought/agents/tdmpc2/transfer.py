@@ -1,9 +1,10 @@
 """Weights of another run as a beginning: from many tasks to a new one, or between like tasks.
 
-A first layer's inputs come in blocks (observation or latent, task embedding, action), the policy's
-outputs in two (mean, log std). Of each block as much is taken as both sides have; what is only here
-keeps its new weights. Where this run has one task, the embedding of a task there becomes part of
-the biases: W_e e + b. So nothing is lost, and the network is that of any single task.
+A first layer's inputs come in blocks (observation or latent, task embedding, action), a continuous
+policy's outputs in two (mean, log std). Of each block as much is taken as both sides have; what is
+only here keeps its new weights. Where this run has one task, the embedding of a task there becomes
+part of the biases: W_e e + b. So nothing is lost, and the network is that of any single task.
+Discrete actions carry over whole, or not at all.
 """
 
 from __future__ import annotations
@@ -32,17 +33,31 @@ class Sizes:
     latent: int
     task: int
     action: int
+    outputs: int
+    """Of the policy: two per continuous action, one for each choice among discrete ones."""
+
+    @property
+    def discrete(self) -> bool:
+        return self.outputs == self.action
 
     @classmethod
     def of(cls, weights: Tensors) -> Sizes:
         """Read off the weights of a model; KeyError where it has other networks."""
         task = weights[EMBEDDING].shape[1] if EMBEDDING in weights else 0
+        latent = weights["policy.0.weight"].shape[1]
         return cls(
             obs=weights["encoder.0.weight"].shape[1] - task,
-            latent=weights["policy.0.weight"].shape[1] - task,
+            latent=latent - task,
             task=task,
-            action=weights["policy.2.bias"].shape[0] // 2,
+            action=weights["reward.0.weight"].shape[1] - latent,
+            outputs=weights["policy.2.bias"].shape[0],
         )
+
+    @property
+    def words(self) -> str:
+        """The actions."""
+        what = f"{self.action} choices" if self.discrete else f"{self.action} numbers"
+        return f"{'discrete' if self.discrete else 'continuous'} ({what})"
 
     def inputs(self, part: str) -> dict[str, int]:
         """The blocks that the first layer of a part sees, in their order."""
@@ -87,8 +102,13 @@ def transfer(
     except KeyError as error:
         raise ConfigError(
             f"{source.told} has other networks than this run: there is no {error.args[0]} on both "
-            "sides. Only vector observations and continuous actions carry over."
+            "sides. Only what learned from vector observations carries over."
         ) from None
+    if own.discrete != old.discrete or (own.discrete and own.action != old.action):
+        raise ConfigError(
+            f"The actions of {source.told} are {old.words}, but those of this run are {own.words}: "
+            "continuous actions carry over to continuous ones, discrete ones to as many choices."
+        )
     embeddings = _embeddings(source, tasks, model, generator)
     done = Transfer(here)
     for name, weight in here.items():
@@ -103,7 +123,7 @@ def transfer(
         elif _is_first(name):
             blocks = own.inputs(part), old.inputs(part)
             done.weights[name] = _columns(weight, there[name], *blocks, notes)
-        elif name in ("policy.2.weight", "policy.2.bias"):
+        elif name in ("policy.2.weight", "policy.2.bias") and not own.discrete:
             done.weights[name] = _outputs(weight, there[name], own.action, old.action)
             if own.action != old.action:
                 notes.append(f"actions: {_share(own.action, old.action)}")
