@@ -311,7 +311,7 @@ def test_evaluate_passes_its_options_and_prints_a_summary(rooms, capsys):
     tokens += ["--device", "cpu"]
     assert main(["evaluate", TASK, *tokens]) == 0
     options = {"policy": "random", "episodes": 2, "checkpoint": "5000", "seed": 7, "device": "cpu"}
-    options["tell"] = None  # stderr is no terminal here
+    options |= {"protocol": None, "tell": None}  # stderr is no terminal here
     assert rooms.made == [("evaluate", (TASK,), options)]
     out = capsys.readouterr().out
     assert out.splitlines()[0] == f"{TASK}, random, 2 episodes"
@@ -401,7 +401,7 @@ def test_the_help_of_train_shows_every_flag_that_is_read(capsys):
     missing = [key for key in types if f"--{key} " not in out and f"--{key}," not in out]
     assert missing == []
     assert "Decisions imagined by the planner" in out
-    assert "{episodes,transitions}" in out
+    assert "{episodes,transitions,uniform,prioritized}" in out
 
 
 def test_help_shows_the_values_of_the_presets_given(capsys):

@@ -24,7 +24,7 @@ from forethought import files, presets
 from forethought.agents.tdmpc2 import TDMPC2Config
 from forethought.agents.tdmpc2 import agent as agent_module
 from forethought.agents.tdmpc2.act import plan
-from forethought.agents.tdmpc2.agent import TDMPC2
+from forethought.agents.tdmpc2.agent import PARTS, TDMPC2
 from forethought.agents.tdmpc2.config import ModelConfig, NStep
 from forethought.agents.tdmpc2.discounts import (
     AuxiliaryLoss,
@@ -35,7 +35,8 @@ from forethought.agents.tdmpc2.discounts import (
 )
 from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.agents.tdmpc2.noise import draw_plan_noise
-from forethought.agents.tdmpc2.update import TensorBatch
+from forethought.agents.tdmpc2.rates import optimisers_of
+from forethought.agents.tdmpc2.update import Learner, TensorBatch
 from forethought.config import ConfigError, build_run_config, to_dict
 from forethought.files import FileError
 from forethought.presets import flags
@@ -299,7 +300,8 @@ def test_phase_1_presets_hold_the_discounts_of_the_ablation() -> None:
 def test_phase_1_presets_compose_with_any_other_in_both_orders(name: str) -> None:
     own = built(*presets.layers([name], None, "tdmpc2")).multi_gamma
     for other in presets.names():
-        if not other.startswith("multi_gamma"):
+        own_agents = presets.load(other).get("agents", {"tdmpc2": {}})
+        if not other.startswith("multi_gamma") and "tdmpc2" in own_agents:
             plain = built(*presets.layers([other], None, "tdmpc2"))
             for both in ([name, other], [other, name]):
                 config = built(*presets.layers(both, None, "tdmpc2"))
@@ -449,7 +451,8 @@ def test_phase_4_the_loss_and_its_gradient_are_those_of_the_slow_reference(
     for one in (agent, baseline):
         one.model.double()
         stir(one)
-        one.learner = one._make_learner()
+        optimisers = optimisers_of(one.model, one.config.lr, PARTS)
+        one.learner = Learner(one.model, one.config, one.gamma, *optimisers)
     batch, noise = tensors_of(agent, ends=terminates), agent.draw_noise()
     batch = TensorBatch(*(x.double() for x in vars(batch).values() if x is not None))
     noise = replace(noise, target_policy=noise.target_policy.double())
