@@ -183,18 +183,19 @@ class NStepReplay(RingReplay):
             self._drawn = streams, starts
             self._starts.note_drawn(slots)
         age = storage.age.take(slots).astype(np.int64)
-        reward, steps, terminated = self._returns(streams, starts, age)
-        both = np.stack([starts, starts + steps])  # [2, B]: the rows of x_t and x_{t+m}
-        both_ages = np.stack([age, age + steps])
+        ahead, steps, reward, terminated = self._follow(streams, starts, age)
+        last = ahead[steps - 1, np.arange(batch)]
+        both = np.array([slots, last])  # [2, B]: where x_t and x_{t+m} lie
         columns: dict[str, Tensor] = {}
         for leaf in self.row_spec.leaves:
             head = leaf.path.split("/")[0]
             if leaf.path in self.row_spec.stack:
-                columns[leaf.path] = self._stacks(leaf.path, streams, both, both_ages)
+                rows, ages = np.array([starts, starts + steps]), np.array([age, age + steps])
+                columns[leaf.path] = self._stacks(leaf.path, streams, rows, ages)
             elif head == "action":
-                columns[leaf.path] = self._gather(leaf.path, streams, starts + 1)
+                columns[leaf.path] = self._gather(leaf.path, ahead[0])
             elif head == "obs" or head in self.row_spec.extras:
-                columns[leaf.path] = self._gather(leaf.path, streams, both)
+                columns[leaf.path] = self._gather(leaf.path, both)
         nested = unflatten(columns)
         discount = self._powers.take(steps) * ~terminated
         # Made one array, so that one transfer brings them all.
@@ -208,7 +209,7 @@ class NStepReplay(RingReplay):
             weights=there[2],
             steps=torch.from_numpy(steps).to(self.device),
             terminated=there[3],
-            rows=torch.from_numpy(np.stack([streams, starts])),
+            rows=torch.from_numpy(np.array([streams, starts])),
             both_extras={name: columns[name] for name in self.row_spec.extras},
         )
 
@@ -238,18 +239,16 @@ class NStepReplay(RingReplay):
         for _ in range(-(-LOOKED_AT // batch)):
             streams, starts = self._starts.draw(batch, stream)
             slots = storage.slots(streams, starts)
-            _, steps, terminated = self._returns(
-                streams, starts, storage.age.take(slots).astype(np.int64)
-            )
+            age = storage.age.take(slots).astype(np.int64)
+            ahead, steps, _, terminated = self._follow(streams, starts, age)
             newest = np.array(storage.written).take(streams) - 1
-            first_rows = storage.slots(streams, starts + 1)
             looks.append(
                 Look(
                     slots=slots,
                     age_agent_steps=(newest - starts - steps) * self.num_envs,
                     weights=self._weights(slots, beta),
                     terminated=terminated,
-                    reward=storage.columns.gather_array("reward", first_rows),
+                    reward=storage.columns.gather_array("reward", ahead[0]),
                 )
             )
         starts_now = self._starts
@@ -270,10 +269,11 @@ class NStepReplay(RingReplay):
             raise ReplayError("Prioritized replay needs beta: give sample the value of beta_at.")
         return self._starts.weights(slots, beta)
 
-    def _returns(
+    def _follow(
         self, streams: Ints, starts: Ints, age: Ints
-    ) -> tuple[NDArray[np.float64], Ints, NDArray[np.bool_]]:
-        """The n-step return, m, and whether the future was cut off: [B] each."""
+    ) -> tuple[Ints, Ints, NDArray[np.float64], NDArray[np.bool_]]:
+        """The slots of the rows ahead [n, B]; and m, the n-step return and whether the future was
+        cut off: [B] each. Slots after the m-th are those of the first row ahead."""
         storage = self._storage
         rows = starts + self._ahead  # [n, B]
         slots = storage.slots(streams, rows)
@@ -285,24 +285,23 @@ class NStepReplay(RingReplay):
         cut = storage.columns.gather_array("terminated", slots)
         if self.cut is not None:
             cut = cut | storage.columns.gather_array(self.cut, slots).astype(np.bool_)
-        # Up to the first row that cuts, that row included.
-        going &= np.cumsum(cut, axis=0) - cut == 0
+        if self.n_step > 1:  # up to the first row that cuts, that row included
+            going &= np.cumsum(cut, axis=0) - cut == 0
         steps = going.sum(axis=0)
         reward = storage.columns.gather_array("reward", slots).astype(np.float64)
         if self.clip_rewards:
             reward = np.sign(reward)
         total = (self._powers[:-1, None] * np.where(going, reward, 0.0)).sum(axis=0)
-        ended = cut[steps - 1, np.arange(len(steps))]
-        return total, steps, ended
+        return slots, steps, total, cut[steps - 1, np.arange(len(steps))]
 
-    def _gather(self, path: str, streams: Ints, rows: Ints) -> Tensor:
-        slots = self._storage.slots(streams, rows)
+    def _gather(self, path: str, slots: Ints) -> Tensor:
         return self._storage.columns.gather(path, slots).to(self.device)
 
     def _stacks(self, path: str, streams: Ints, rows: Ints, age: Ints) -> Tensor:
         """Stacks [2, B, frames, ...] of rows [2, B], by the rule of acting."""
         back, blank = (np.moveaxis(x, 0, -1) for x in sources(age, self.row_spec.stack[path]))
-        stacks = self._gather(path, streams[:, None], rows[:, :, None] - back)
+        slots = self._storage.slots(streams[:, None], rows[:, :, None] - back)
+        stacks = self._gather(path, slots)
         if self.row_spec.stack_pad == "zeros" and blank.any():
             stacks[torch.from_numpy(blank.copy()).to(self.device)] = 0
         return stacks

@@ -1,20 +1,20 @@
 """The sum and the minimum of many priorities, in a tree of 32 children per node.
 
-                  total
-            /       |       \\
-        32 sums                         level 2: sums, running sums, minima
-      /    |    \\
-    32 sums                             level 1
+      one running sum over all roots
+        /        |        \\
+      root      root      root           at most 2048 of them
+    /   |   \\
+    32 sums                              level 1: sums, running sums, minima
   /    |    \\
-leaves: (|TD error| + epsilon)^alpha    level 0; 0 = cannot be drawn
+leaves: (|TD error| + epsilon)^alpha     level 0; 0 = cannot be drawn
 
 Everything is float64, and a parent is always made anew from its children, never changed by a
 difference: after any number of updates the tree is exactly what a tree built from its leaves would
 be. That is also why only the leaves are saved. A leaf of 0 has no share of the mass, so drawing
 needs neither rejection nor a fallback.
 
-32 children, because numpy costs about the same for 32 numbers as for 2: a million leaves are four
-steps deep and not twenty.
+32 children, because numpy costs about the same for 32 numbers as for 2, and one running sum over
+the roots, because it costs less than a level: a million leaves are three steps deep and not twenty.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from forethought.replay.rows import ReplayError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 CHILDREN = 32
+MOST_ROOTS = 2048
 MOST_UNSETTLED = 4096
 """Changed leaves whose parents may wait; each is a number in a list."""
 FEW = 64
@@ -38,7 +39,7 @@ class PriorityTree:
 
     def __init__(self, size: int) -> None:
         nodes = [-(-size // CHILDREN)]
-        while nodes[-1] > 1:
+        while nodes[-1] > MOST_ROOTS:
             nodes.append(-(-nodes[-1] // CHILDREN))
         # np.zeros takes memory only when it is touched; all but the leaves is a tenth of them.
         self._sums = [np.zeros((n, CHILDREN)) for n in nodes]
@@ -47,8 +48,11 @@ class PriorityTree:
         """Of each child, from level 1 on."""
         self._ends = [np.zeros((n, CHILDREN + 1)) for n in nodes[1:]]
         """The running sum over the children, beginning with 0, from level 1 on."""
+        self._root_sums = np.zeros(nodes[-1])
+        self._root_minima = np.full(nodes[-1], np.inf)
+        self._root_ends = np.zeros(nodes[-1] + 1)
         self._leaves = self._sums[0].reshape(-1)
-        self._total, self._minimum = 0.0, float("inf")
+        self._minimum = float("inf")
         self._unsettled: list[int] = []
 
     @property
@@ -60,7 +64,7 @@ class PriorityTree:
     def total(self) -> float:
         """The sum of all priorities."""
         self._settle()
-        return self._total
+        return float(self._root_ends[-1])
 
     @property
     def minimum(self) -> float:
@@ -100,11 +104,15 @@ class PriorityTree:
         """
         self._settle()
         place = np.arange(len(mass))
-        node = np.zeros(len(mass), np.int64)
+        ends = self._root_ends
+        mass = np.minimum(mass, np.nextafter(ends[-1], 0.0))
+        # To the right of what is equal, here and below: a child of 0 ends where the one before it
+        # ends.
+        node = ends.searchsorted(mass, side="right") - 1
+        mass = mass - ends[node]
         for level in reversed(range(len(self._sums))):
             ends = self._ends_of(level, node)  # [B, 33], from 0 to the sum of the node
             mass = np.minimum(mass, np.nextafter(ends[:, -1], 0.0))
-            # Not where they are equal: a child of 0 ends where the one before it ends.
             child = (ends > mass[:, None]).argmax(axis=1) - 1
             mass = mass - ends[place, child]
             node = node * CHILDREN + child
@@ -143,13 +151,12 @@ class PriorityTree:
             else:
                 least = self._minima[level - 1].take(nodes, axis=0).min(axis=1)
                 self._ends[level - 1][nodes, 1:] = ends
-            if level + 1 == len(self._sums):
-                self._total, self._minimum = float(ends[0, -1]), float(least[0])
-                return
-            self._sums[level + 1].reshape(-1)[nodes] = ends[:, -1]
-            self._minima[level].reshape(-1)[nodes] = least
+            top = level + 1 == len(self._sums)
+            sums_above = self._root_sums if top else self._sums[level + 1].reshape(-1)
+            minima_above = self._root_minima if top else self._minima[level].reshape(-1)
+            sums_above[nodes], minima_above[nodes] = ends[:, -1], least
             nodes = nodes // CHILDREN
-            if len(self._sums[level + 1]) == 1:
-                nodes = nodes[:1]
-            elif len(nodes) > FEW:
+            if len(nodes) > FEW:
                 nodes = np.unique(nodes)
+        np.cumsum(self._root_sums, out=self._root_ends[1:])
+        self._minimum = float(self._root_minima.min())
