@@ -311,7 +311,7 @@ def test_evaluate_passes_its_options_and_prints_a_summary(rooms, capsys):
     tokens += ["--device", "cpu"]
     assert main(["evaluate", TASK, *tokens]) == 0
     options = {"policy": "random", "episodes": 2, "checkpoint": "5000", "seed": 7, "device": "cpu"}
-    options["tell"] = None  # stderr is no terminal here
+    options |= {"protocol": None, "tell": None}  # stderr is no terminal here
     assert rooms.made == [("evaluate", (TASK,), options)]
     out = capsys.readouterr().out
     assert out.splitlines()[0] == f"{TASK}, random, 2 episodes"
