@@ -1,6 +1,6 @@
 """SAC and TD3 beside Stable-Baselines3: agent steps per second of the whole trainer on both sides.
 
-    python benchmarks/sac_td3_speed.py [--agents sac td3] [--rounds 12] [--chunk 1000] [--threads 1 2]
+    python benchmarks/sac_td3_speed.py [--agents sac td3] [--rounds 12] [--threads 1 2]
 
 Each side trains in a process of its own, with acting, replay, updates, episodes and a CSV log, and
 stops every `chunk` agent steps until it is told to go on. So the two alternate on one machine, and
@@ -186,7 +186,8 @@ def measure(agent: str, threads: int, options: argparse.Namespace) -> dict[str, 
         middle, low = median_p10([row[name] for row in rounds])
         summary |= {f"{name}_median": middle, f"{name}_p10": low}
     print(
-        f"  {agent}, {threads} threads: ours {summary['ours_median']:.1f}/s, SB3 {summary['sb3_median']:.1f}/s, "
+        f"  {agent}, {threads} threads: ours {summary['ours_median']:.1f}/s, "
+        f"SB3 {summary['sb3_median']:.1f}/s, "
         f"ratio median {summary['ratio_median']:.2f}, p10 {summary['ratio_p10']:.2f} "
         f"(target {TARGET})"
     )
