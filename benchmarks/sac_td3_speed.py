@@ -1,6 +1,6 @@
 """SAC and TD3 beside Stable-Baselines3: agent steps per second of the whole trainer on both sides.
 
-    python benchmarks/sac_td3_speed.py [--agents sac td3] [--rounds 12] [--chunk 1000] [--threads 1]
+    python benchmarks/sac_td3_speed.py [--agents sac td3] [--rounds 12] [--threads 1 2]
 
 Each side trains in a process of its own, with acting, replay, updates, episodes and a CSV log, and
 stops every `chunk` agent steps until it is told to go on. So the two alternate on one machine, and
@@ -131,14 +131,15 @@ SIDES = {"ours": ours, "sb3": theirs}
 class Side:
     """One trainer in a process of its own."""
 
-    def __init__(self, name: str, agent: str, options: argparse.Namespace) -> None:
-        arguments = [f"--{key}={getattr(options, key)}" for key in ("chunk", "rounds", "threads")]
+    def __init__(self, name: str, agent: str, threads: int, options: argparse.Namespace) -> None:
+        arguments = [f"--{key}={getattr(options, key)}" for key in ("chunk", "rounds")]
+        arguments.append(f"--threads={threads}")
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--side", name, "--agents", agent, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(options.threads)},
+            env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         )
         self._read()  # it has begun to learn and is warm
         self.name, self.chunk = name, options.chunk
@@ -164,9 +165,9 @@ class Side:
         self.process.wait()
 
 
-def measure(agent: str, options: argparse.Namespace) -> dict[str, Any]:
-    print(f"{agent}: {json.dumps(SHARED | {'threads': options.threads})}")
-    sides = [Side(name, agent, options) for name in SIDES]
+def measure(agent: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:
+    print(f"{agent}, {threads} threads: {json.dumps(SHARED)}")
+    sides = [Side(name, agent, threads, options) for name in SIDES]
     rounds = []
     for number in range(options.rounds):
         row = {side.name: side.steps_per_second() for side in sides}
@@ -185,7 +186,8 @@ def measure(agent: str, options: argparse.Namespace) -> dict[str, Any]:
         middle, low = median_p10([row[name] for row in rounds])
         summary |= {f"{name}_median": middle, f"{name}_p10": low}
     print(
-        f"  {agent}: ours {summary['ours_median']:.1f}/s, SB3 {summary['sb3_median']:.1f}/s, "
+        f"  {agent}, {threads} threads: ours {summary['ours_median']:.1f}/s, "
+        f"SB3 {summary['sb3_median']:.1f}/s, "
         f"ratio median {summary['ratio_median']:.2f}, p10 {summary['ratio_p10']:.2f} "
         f"(target {TARGET})"
     )
@@ -197,7 +199,9 @@ def main() -> None:
     parser.add_argument("--agents", nargs="+", default=["sac", "td3"], choices=["sac", "td3"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--chunk", type=int, default=1_000, help="agent steps of a round")
-    parser.add_argument("--threads", type=int, default=1, help="of torch, on both sides")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 2], help="of torch, on both sides"
+    )
     parser.add_argument("--trial", action="store_true", help="write no result")
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -209,14 +213,15 @@ def main() -> None:
         steps = LEARNING_STARTS + options.chunk * (options.rounds + 1) + 1
         with tempfile.TemporaryDirectory() as folder:
             (agent,) = options.agents
-            SIDES[options.side](agent, steps, options.threads, pace, Path(folder))
+            (threads,) = options.threads
+            SIDES[options.side](agent, steps, threads, pace, Path(folder))
         return
     from importlib.metadata import version
 
-    import torch
-
-    torch.set_num_threads(options.threads)  # it computes nothing here, but is told in the result
-    found = {agent: measure(agent, options) for agent in options.agents}
+    found = {
+        agent: {f"threads_{n}": measure(agent, n, options) for n in options.threads}
+        for agent in options.agents
+    }
     settings = SHARED | {"threads": options.threads, "chunk_agent_steps": options.chunk}
     result = {"stable_baselines3": version("stable-baselines3"), "settings": settings}
     if not options.trial:
