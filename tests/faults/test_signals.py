@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import stat
@@ -276,6 +277,47 @@ def test_a_signal_whose_words_nobody_can_read_is_no_error(monkeypatch):
     with Stop() as stop:
         send()
         assert stop
+
+
+def called_by_c(function) -> None:
+    """Calls it as MuJoCo calls for its warnings: an exception of it reaches nobody."""
+    ctypes.CFUNCTYPE(None)(function)()
+
+
+def waiting(last_words: str | None) -> float:
+    """Seconds until a signal that comes in a callback of C code ends the work after it."""
+    began = time.monotonic()
+    with pytest.raises(Interrupted), Stop(last_words):
+
+        def callback() -> None:
+            send("SIGINT")
+            time.sleep(1.0)
+
+        called_by_c(callback)
+        for _ in range(60):
+            time.sleep(0.1)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("last_words", ["nothing was written", None])
+def test_case_18_a_stop_that_is_lost_in_a_callback_of_c_code_is_raised_again(
+    monkeypatch, capfd, last_words
+):
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 0.2)
+    hook = sys.unraisablehook
+    assert waiting(last_words) < 4  # of 7
+    told = capfd.readouterr().err
+    assert "Exception ignored" not in told and "Traceback" not in told
+    assert told.count("SIGINT:") == (1 if last_words else 2)  # said once, however often it is lost
+    assert sys.unraisablehook is hook
+
+
+def test_other_exceptions_that_reach_nobody_are_told_as_ever(monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: told.append(lost.exc_type))
+    with Stop():
+        called_by_c(lambda: 1 / 0)
+    assert told == [ZeroDivisionError]
 
 
 # -- real processes --------------------------------------------------------------------------------

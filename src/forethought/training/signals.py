@@ -9,6 +9,9 @@ What the first one does depends on what there is to lose:
   inside a signal handler, at a moment when half a step is done.
 - If nobody polls for `GRACE_SECONDS` (an environment hangs), the step under way is given up and
   the newest checkpoint is what the run goes on from. Writing a checkpoint is never given up.
+
+An exception that a handler raises is lost where Python code was called by C code that knows no
+exceptions (MuJoCo's warnings, `__del__`). Such a loss is noticed, and the exception raised again.
 """
 
 from __future__ import annotations
@@ -16,16 +19,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143}
 """Schedulers announce the end of a time slice by SIGUSR1; for the caller that is a termination."""
 GRACE_SECONDS = 3.0
 """How long the step under way may take after a signal: with the end of the environments and the
 checkpoint it must stay within the ten seconds that schedulers give at least."""
+AGAIN_SECONDS = 0.1
+"""After which an exception that was lost is raised again."""
 NOT_BEGUN = "stopped before the run began; nothing was written"
 AS_IT_WAS = "stopped while the run was being restored; its checkpoints are as they were"
 SHOW_CURSOR = b"\x1b[?25h"
@@ -56,6 +62,8 @@ class Stop:
         """A signal came, and nobody has polled since."""
         self._expired = False
         """The grace is over: the next signal is the watcher's."""
+        self._raised = False
+        """`Interrupted` was raised; if it is lost, there is no grace any more."""
         self._unhurried = 0
         self._settled = False
 
@@ -96,6 +104,7 @@ class Stop:
             for name in EXIT_CODES:
                 number = getattr(signal, name)
                 self._previous[number] = signal.signal(number, self._handle)
+            self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._notice
             # Made here, for a handler must not start threads.
             threading.Thread(target=self._watch, name="grace", daemon=True).start()
         return self
@@ -108,6 +117,8 @@ class Stop:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        if self._previous:
+            sys.unraisablehook = self._previous_hook
         self._previous.clear()
         self._over.set()
         self._signalled.set()
@@ -115,8 +126,11 @@ class Stop:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self._expired:
+            # In this order: the watcher, which reads in the other one, must not ask twice.
+            armed, self._armed = self._armed, False
             self._expired = False
-            self._give_up(name)
+            if armed:  # else it was polled just now
+                self._give_up(name)
             return
         if self.signal is not None:
             _say("second signal: leaving at once")
@@ -124,7 +138,7 @@ class Stop:
         self.signal = name
         if self._last_words is not None:
             _say(f"{name}: {self._last_words}")
-            raise Interrupted(name)
+            self._raise(name)
         _say(f"{name}: saving, then stopping (once more: leave at once)")
         self._armed = not self._settled
         self._signalled.set()
@@ -132,19 +146,30 @@ class Stop:
     def _watch(self) -> None:
         """Waits for a signal, then for the end of the grace; runs in a thread of its own."""
         self._signalled.wait()
-        while not self._over.wait(GRACE_SECONDS):
-            if self._armed and not self._unhurried and self.signal is not None:
-                self._expired = True
-                # Exceptions can be raised in the main thread only by a handler, at once only there.
-                number = getattr(signal, self.signal)
-                signal.pthread_kill(threading.main_thread().ident or 0, number)
-                return
+        while not self._over.wait(AGAIN_SECONDS if self._raised else GRACE_SECONDS):
+            if self._expired or not self._armed or self._unhurried or self.signal is None:
+                continue
+            self._expired = True
+            # Exceptions can be raised in the main thread only by a handler, at once only there.
+            number = getattr(signal, self.signal)
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def _give_up(self, name: str) -> None:
-        if self._armed:  # else it was polled just now
-            self._armed = False
+        if not self._raised:
             _say(f"{name}: the step under way takes too long and is given up")
-            raise Interrupted(name)
+        self._raise(name)
+
+    def _raise(self, name: str) -> NoReturn:
+        self._raised = True
+        self._signalled.set()
+        raise Interrupted(name)
+
+    def _notice(self, lost: sys.UnraisableHookArgs) -> None:
+        """Told of each exception that can reach nobody."""
+        if isinstance(lost.exc_value, Interrupted):
+            self._armed = not self._settled
+        else:
+            self._previous_hook(lost)
 
 
 def _say(text: str) -> None:
