@@ -200,6 +200,29 @@ def test_case_18_a_signal_while_an_environment_hangs_gives_the_step_up(
     assert status_of(run.path) == "interrupted"
 
 
+@pytest.mark.parametrize("evaluation", ["random play", "on the way", "last"])
+def test_case_18_a_slow_evaluation_is_given_up_and_loses_no_step(
+    tmp_path, monkeypatch, undisturbed, capfd, evaluation
+):
+    """A step of an evaluation takes longer than the grace; training's own state is whole."""
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 0.2)
+    index, steps = {"random play": (0, 0), "on the way": (1, 200), "last": (2, 400)}[evaluation]
+
+    def slow() -> None:
+        send()
+        time.sleep(60)
+
+    at(monkeypatch, f"evaluation-{index}-5", slow)
+    run = train_run(stub_run(**TWO), tmp_path / "run")
+    assert (run.status, run.exit_code, run.agent_steps) == ("interrupted", 143, steps)
+    told = capfd.readouterr().err
+    assert "the step under way takes too long and is given up" in told
+    assert "Stopped at" in told and "without a new checkpoint" not in told
+    assert files.published(run.path / "checkpoints")[-1].name == f"step-{steps:09d}"
+    assert resume_run(run.path).status == "done"
+    assert training_record(run.path) == undisturbed
+
+
 def test_case_18_a_checkpoint_is_never_given_up(tmp_path, monkeypatch, undisturbed, capfd):
     """Saving takes four times the grace; the checkpoint on the way and the last one are whole."""
     monkeypatch.setattr(signals, "GRACE_SECONDS", 0.1)

@@ -16,6 +16,7 @@ from typing import Any
 from forethought import files
 from forethought.clock import Clock, Every, UpdateBudget
 from forethought.config import RunConfig, to_dict
+from forethought.envs.episodes import EvaluationInterrupted
 from forethought.envs.multi import task_names
 from forethought.envs.protocols import human_normalised
 from forethought.files import FileError, reach
@@ -26,7 +27,7 @@ from forethought.training.collect import Collector
 from forethought.training.dump import DUMPS, keep_first_and_newest, readable, write_dump
 from forethought.training.evaluate import EvalResult, Evaluator
 from forethought.training.gates import Alarm, Gates
-from forethought.training.signals import Stop
+from forethought.training.signals import Interrupted, Stop
 from forethought.training.videos import EvaluationVideos
 
 log = logging.getLogger("forethought")
@@ -157,7 +158,8 @@ class Trainer:
         """The pending evaluation; True when its score is the best so far."""
         index = self.evaluations + 1
         filmed = self.videos.due(index)
-        result = self.evaluator.agent(self.agent, index, filmed, **self._polls(stop, index))
+        with _apart():
+            result = self.evaluator.agent(self.agent, index, filmed, **self._polls(stop, index))
         self.evaluations, self.evaluation_pending = index, False
         self.score, self.scored_at = result.mean, self.clock.position
         best = self.gates.best_score is None or result.mean > self.gates.best_score
@@ -167,7 +169,8 @@ class Trainer:
         self._sound(self.gates.after_evaluation(result.mean))
         if self.evaluator.recorded is not None:
             polls = {"stop": lambda: bool(stop), "on_step": lambda: self.tracker.tick("filming")}
-            self.videos.film(self.evaluator.recorded, result, self.clock.position, polls)
+            with _apart():
+                self.videos.film(self.evaluator.recorded, result, self.clock.position, polls)
         return best
 
     def _keep_snapshots(self) -> None:
@@ -181,7 +184,8 @@ class Trainer:
     def play_randomly(self, stop: Stop) -> None:
         """The score of random play, once per run: the gates' anchor, every report's yardstick."""
         if self.gates.random_score is None:
-            result = self.evaluator.random(**self._polls(stop, 0))
+            with _apart():
+                result = self.evaluator.random(**self._polls(stop, 0))
             self._tell_failures(result)
             self.gates.random_score = result.mean
             with self._going_on("The score of random play in run.json"):
@@ -370,3 +374,13 @@ class Trainer:
             keep_first_and_newest(folder.parent, kind)
             return replace(alarm, message=f"{alarm.message} A dump of it is in {folder}.")
         return alarm
+
+
+@contextlib.contextmanager
+def _apart() -> Iterator[None]:
+    """Work in environments and streams of its own: given up half-way it leaves nothing half done
+    that a checkpoint holds, so one can be written and the steps since the last are not lost."""
+    try:
+        yield
+    except Interrupted as error:
+        raise EvaluationInterrupted from error
