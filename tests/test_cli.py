@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import forethought
-from forethought import presets
+from forethought import commands, presets
 from forethought.agents.registry import config_class
 from forethought.cli import VERBS, main
 from forethought.config import (
@@ -336,7 +337,7 @@ def test_evaluate_says_why_episodes_failed(rooms, capsys, monkeypatch):
     ]
 
 
-def test_evaluate_shows_a_status_only_in_a_terminal(rooms, capsys, monkeypatch):
+def test_evaluate_shows_a_live_status_only_in_a_terminal(rooms, capsys, monkeypatch):
     assert main(["evaluate", TASK]) == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -352,6 +353,19 @@ def test_evaluate_shows_a_status_only_in_a_terminal(rooms, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert "playing: 1 of 2 episodes, step 1,200" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", err)
     assert out.startswith(TASK) and "playing" not in out
+
+
+def test_without_a_terminal_playing_says_how_far_it_is_every_half_minute(capsys, monkeypatch):
+    seconds = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    with commands.playing(10) as tell:
+        for step in range(70):  # one step a second
+            tell(step // 25, step)
+            seconds[0] += 1.0
+    assert capsys.readouterr().err.splitlines() == [
+        "playing: 1 of 10 episodes, step 30",
+        "playing: 2 of 10 episodes, step 60",
+    ]
 
 
 def test_evaluate_prints_json_that_can_be_read_back(rooms, capsys):

@@ -73,6 +73,18 @@ def test_only_a_burst_of_updates_is_a_phase(tmp_path, monkeypatch):
     assert phases.count("") == 40 + 2 + 20  # later steps, the burst's last updates, later ones
 
 
+def test_an_evaluation_says_how_far_it_is(tmp_path, monkeypatch):
+    """Two episodes of 30 decisions, played together."""
+    phases = []
+    monkeypatch.setattr(Tracker, "tick", lambda self, phase="": phases.append(phase))
+    train_run(stub_run(steps=200), tmp_path / "run")
+    random = [phase for phase in phases if phase.startswith("measuring")]
+    assert random[0] == "measuring random play: 0/2 episodes, step 0"
+    assert random[-1] == "measuring random play: 0/2 episodes, step 29"
+    told = [phase for phase in phases if phase.startswith("evaluating")]
+    assert len(told) == 30 and told[-1] == "evaluating: 0/2 episodes, step 29"
+
+
 def test_frames_count_the_action_repeat_and_environments_add_up(tmp_path):
     layers = {"env": {"num_envs": 3, "action_repeat": 2}, "steps": 200}
     run = train_run(stub_run(**layers), tmp_path / "run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 Tell = Callable[[int, int], None]
 """Is told how many episodes have ended, and how many steps were taken."""
+
+PLAIN_PERIOD_S = 30.0
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -109,16 +113,28 @@ def read_run_flags(
 
 
 @contextlib.contextmanager
-def playing(episodes: int | None) -> Iterator[Tell | None]:
-    """A status on stderr while episodes are played, if a person is looking at it."""
+def playing(episodes: int | None) -> Iterator[Tell]:
+    """A status on stderr while episodes are played; without a terminal, a line now and then."""
+    of = "" if episodes is None else f" of {episodes}"
     if not sys.stderr.isatty():
-        yield None
+        yield _plain_status(of)
         return
     from rich.console import Console
 
-    of = "" if episodes is None else f" of {episodes}"
     with Console(stderr=True).status("loading") as status:
         yield lambda ended, steps: status.update(f"playing: {ended}{of} episodes, step {steps:,}")
+
+
+def _plain_status(of: str) -> Tell:
+    said = time.monotonic()
+
+    def tell(ended: int, steps: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= PLAIN_PERIOD_S:
+            said = time.monotonic()
+            print(f"playing: {ended}{of} episodes, step {steps:,}", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def table_console(width: int) -> Console:

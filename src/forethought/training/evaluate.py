@@ -305,6 +305,13 @@ class Evaluator:
         """The first episode of the last evaluation, if that was to be recorded."""
 
     @property
+    def known_episodes(self) -> int | None:
+        """How many an evaluation plays, of all tasks; None where steps decide it."""
+        if self.rules is not None and self.rules.agent_steps is not None:
+            return None
+        return self.episodes * self.several
+
+    @property
     def env(self) -> VectorEnv:
         """In process, whatever training uses: an evaluation steps them one by one."""
         if self._env is None:

@@ -57,9 +57,12 @@ class Trainer:
             config.env,
             parts.streams,
             config.eval.episodes,
+            tell=self._take_progress,
             protocol=config.eval.protocol,
             epsilon=config.eval.epsilon,
         )
+        self._played = (0, 0)
+        """Episodes ended and steps taken in the evaluation under way."""
         self.videos = EvaluationVideos(config, self.tracker)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, to_dict(config))
         self.gates = Gates()
@@ -318,12 +321,19 @@ class Trainer:
     def _polls(self, stop: Stop, index: int) -> dict[str, Any]:
         """What the episode runner calls at each step of evaluation `index`."""
         count = itertools.count(1)
+        what = "evaluating" if index else "measuring random play"
+        known = self.evaluator.known_episodes
+        of = "" if known is None else f"/{known:,}"
 
         def on_step() -> None:
-            self.tracker.tick("evaluating" if index else "measuring random play")
+            ended, steps = self._played
+            self.tracker.tick(f"{what}: {ended:,}{of} episodes, step {steps:,}")
             reach(f"evaluation-{index}-{next(count)}")
 
         return {"stop": lambda: bool(stop), "on_step": on_step}
+
+    def _take_progress(self, ended: int, steps: int) -> None:
+        self._played = ended, steps
 
     def _sound(self, alarms: Iterable[Alarm]) -> bool:
         """Tells each alarm; True when one of them halts the run."""
