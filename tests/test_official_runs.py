@@ -112,6 +112,16 @@ def test_an_export_comes_back_as_the_same_agent(tmp_path, capsys):
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
 
 
+@pytest.mark.parametrize("flags", [(), ("--env.action_repeat", "1"), ("--env.action_repeat", "3")])
+def test_an_export_says_what_is_not_in_the_file(tmp_path, capsys, flags):
+    run = imported(tmp_path, *flags)
+    capsys.readouterr()
+    assert main(["export-tdmpc2", str(run), "--out", str(tmp_path / "exported.pt")]) == 0
+    told = capsys.readouterr().out.splitlines()[1]
+    assert ("actions held for 3 frames, " in told) == ("3" in flags)  # one is the task's own
+    assert "the planner's options" in told and "presets and flags" in told
+
+
 # ---- bad input ----
 
 

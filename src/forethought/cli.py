@@ -344,8 +344,8 @@ def _export(tokens: list[str]) -> int:
         raise ConfigError("export-tdmpc2 needs a file to write: give it with --out.")
     from forethought.training.official import export_run
 
-    words = export_run(Path(run), Path(options.out), options.checkpoint)
-    print(f"{options.out} is written; the official evaluate.py reads it with {' '.join(words)}")
+    out = Path(options.out)
+    print("\n".join(export_run(Path(run), out, options.checkpoint).sentences(out)))
     return 0
 
 

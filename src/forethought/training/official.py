@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from forethought.config import (
 from forethought.envs import multi
 from forethought.files import FileError
 from forethought.tracking import RunDirectory
-from forethought.training.build import Parts, build_parts, load_agent, task_spec
+from forethought.training.build import Parts, build_parts, load_agent, read_config, task_spec
 from forethought.training.signals import NOT_BEGUN, Stop
 from forethought.training.trainer import Trainer
 
@@ -154,19 +154,46 @@ def _save(
         trainer.close()
 
 
-def export_run(path: Path, out: Path, checkpoint: str = "latest") -> list[str]:
-    """Writes the weights of a run as an official checkpoint of the newest layout.
+@dataclass(frozen=True)
+class Exported:
+    """What an official checkpoint that was written here does not hold."""
 
-    Returns what the official configuration must be told for them to be read as they are.
-    """
+    options: tuple[str, ...]
+    """What the official configuration must be told for the weights to be read as they are."""
+    action_repeat: int | None
+    """Frames per decision, where they are not the task's own."""
+
+    def sentences(self, out: Path) -> tuple[str, ...]:
+        """What a person wants to know."""
+        repeat = self.action_repeat
+        held = "" if repeat is None else f"actions held for {repeat} frames, "
+        return (
+            f"{out} is written; the official evaluate.py reads it with {' '.join(self.options)}",
+            f"It holds weights alone: {held}the planner's options and all else of the "
+            "configuration are not in it. Whoever imports it gives the run's presets and flags "
+            "again.",
+        )
+
+
+def export_run(path: Path, out: Path, checkpoint: str = "latest") -> Exported:
+    """Writes the weights of a run as an official checkpoint of the newest layout."""
     if out.exists():
         raise ConfigError(f"{out} already exists: choose another --out.")
     agent = load_agent(path, checkpoint=checkpoint, device="cpu")
     if not isinstance(agent, TDMPC2):
         raise ConfigError(f"{path} is a run of {agent.name}, but only tdmpc2 has official files.")
     _check_exportable(path, agent)
+    repeat = _unusual_repeat(read_config(RunDirectory.open(path)))
     _write(out, {"model": newest_state(agent.model)})
-    return _official_options(agent)
+    return Exported(tuple(_official_options(agent)), repeat)
+
+
+def _unusual_repeat(config: RunConfig) -> int | None:
+    repeat = config.env.action_repeat
+    if repeat is None:
+        return None
+    usual = task_spec(config.task, replace(config.env, action_repeat=None)).action_repeat
+    return None if repeat == usual else repeat
 
 
 def _check_exportable(path: Path, agent: TDMPC2) -> None:
