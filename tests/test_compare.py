@@ -176,6 +176,14 @@ def test_a_mixed_folder_and_a_run_without_evaluations_are_said(sides):
     assert notes[1] == "old holds runs that also differ in agent.horizon, agent.removed."
 
 
+def test_a_side_without_runs_of_a_task_is_said(sides):
+    make_run(sides / "other" / "1", {1000: 5.0, 2000: 6.0}, seed=1, task="gym:Other-v0")
+    text = shown("old", "other")
+    assert f"other has no runs of {TASK}, so it is not compared there.\n" in text
+    assert "old has no runs of gym:Other-v0, so it is not compared there.\n" in text
+    assert "has no runs" not in shown("old", "new")
+
+
 def test_words_from_a_run_neither_style_nor_steer_the_terminal(sides):
     make_run(Path("bad"), {100: 1.0}, config={"agent": {"note": "[bold]x[/]\x1b[2J"}})
     text = shown("old/1", "bad", colour=True)

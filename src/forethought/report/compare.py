@@ -115,7 +115,17 @@ def compare(places: Sequence[str]) -> Comparison:
         groups = found.groups(task)
         for other in groups[1:]:
             notes += between_notes([groups[0], other])
+        notes += _absent_notes(sides, task)
     return replace(found, notes=tuple(dict.fromkeys(notes)))
+
+
+def _absent_notes(sides: Sequence[Side], task: str) -> list[str]:
+    """A sentence for each side that has nothing to compare on this task."""
+    return [
+        f"{side.name} has no runs of {task}, so it is not compared there."
+        for side in sides
+        if all(run.task != task for run in side.runs)
+    ]
 
 
 def _side(place: str, notes: list[str]) -> Side:
