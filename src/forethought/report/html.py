@@ -35,8 +35,9 @@ MEANINGS = {
     "best": "mean over seeds of each seed's best evaluation",
     "area": "mean height of the learning curve, from random play at frame 0 on",
     "interval": "[low, high] holds 95 % of 2,000 bootstrap resamples of the seeds",
-    "ms per step": "milliseconds that an agent step takes in training: acting, the environment and "
-    "the updates, without evaluations; the median over the run",
+    "ms per step": "milliseconds of wall time per agent step in a row of train.csv, evaluations "
+    "and checkpoints between two rows included; the median over the rows in which the agent "
+    "learned",
 }
 
 
