@@ -78,13 +78,26 @@ def produce(out: Path) -> dict[str, int]:
     return codes
 
 
+def activation() -> str | None:
+    """The command that puts `forethought` on the path; None without an environment."""
+    file = Path(sys.executable).parent / "activate"
+    return shlex.join(["source", os.path.relpath(file)]) if file.exists() else None
+
+
+def how_to_go_on() -> str:
+    """Said at a stop; the line before it names a command that may not be on the path yet."""
+    words = activation()
+    path = "" if words is None else f" For commands of forethought, first: {words}"
+    return f"the same command goes on from here.{path}"
+
+
 def quickstart(out: Path, seed: int, flags: list[str]) -> int:
     """The whole way; returns the exit code."""
     say(f"{AGENT} learns {TASK}: swing a pole up, and keep it there. Ctrl-C stops and saves.")
     code = train(out, seed, flags)
     if code != 0:
         if code in STOPPED:
-            say("Not finished; the same command goes on from here.")
+            say(f"Not finished; {how_to_go_on()}")
         return code
     minutes = training_minutes(out)
 
@@ -105,9 +118,9 @@ def quickstart(out: Path, seed: int, flags: list[str]) -> int:
         # A file that an earlier call left there is not what this one was to make.
         say(f"  {name:<15} {'was not made, see above' if codes[name] else out / file}")
     say("\nTry next:")
-    activate = Path(sys.executable).parent / "activate"
-    if activate.exists():
-        say(f"  {shlex.join(['source', os.path.relpath(activate)])}")
+    words = activation()
+    if words is not None:
+        say(f"  {words}")
     further = shlex.join(["forethought", "resume", str(out), "--steps", "50000"])
     say(f"  {further}     # train it further")
     say(f"  forethought train {AGENT} dmc:cup-catch --preset tdmpc2_small --steps 50000")
@@ -134,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nInterrupted; the same command goes on from here.", file=sys.stderr)
+        print(f"\nInterrupted; {how_to_go_on()}", file=sys.stderr)
         return 130
 
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,19 @@ def test_a_damaged_run_is_one_sentence(quickstart, out, capsys, monkeypatch, har
     assert quickstart.main(["--out", str(out)]) == 1
     told = capsys.readouterr().err
     assert str(out) in told and told.count("\n") == 1 and "Traceback" not in told
+
+
+def test_a_stop_says_how_forethought_comes_onto_the_path(quickstart, tmp_path, capsys, monkeypatch):
+    answer(quickstart, monkeypatch, train=130)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "activate").touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert quickstart.main(["--out", str(tmp_path / "new")]) == 130
+    assert capsys.readouterr().out.endswith(
+        "Not finished; the same command goes on from here. "
+        "For commands of forethought, first: source bin/activate\n"
+    )
 
 
 def test_what_to_try_next_can_be_pasted(quickstart, out, capsys, monkeypatch):
