@@ -125,6 +125,9 @@ class NStepReplay(RingReplay):
         super().__init__(spec, config, num_envs, n_step + 1, stream, device, stack, stack_pad)
         self._powers = gamma ** np.arange(n_step + 1, dtype=np.float64)  # gamma^0 .. gamma^n
         self._ahead = np.arange(1, n_step + 1)[:, None]  # [n, 1]
+        heads = [(leaf.path, leaf.path.split("/")[0]) for leaf in self.row_spec.leaves]
+        wanted = {"obs", "action", *self.row_spec.extras}
+        self._wanted = [(path, head) for path, head in heads if head in wanted]
 
     def make_sampler(self, spec: EnvSpec, config: ReplayConfig) -> UniformStarts:
         self._starts = (
@@ -186,16 +189,13 @@ class NStepReplay(RingReplay):
         ahead, steps, reward, terminated = self._follow(streams, starts, age)
         last = ahead[steps - 1, np.arange(batch)]
         both = np.array([slots, last])  # [2, B]: where x_t and x_{t+m} lie
-        columns: dict[str, Tensor] = {}
-        for leaf in self.row_spec.leaves:
-            head = leaf.path.split("/")[0]
-            if leaf.path in self.row_spec.stack:
-                rows, ages = np.array([starts, starts + steps]), np.array([age, age + steps])
-                columns[leaf.path] = self._stacks(leaf.path, streams, rows, ages)
-            elif head == "action":
-                columns[leaf.path] = self._gather(leaf.path, ahead[0])
-            elif head == "obs" or head in self.row_spec.extras:
-                columns[leaf.path] = self._gather(leaf.path, both)
+        rows, ages = np.array([starts, starts + steps]), np.array([age, age + steps])
+        columns = {
+            path: self._stacks(path, streams, rows, ages)
+            if path in self.row_spec.stack
+            else self._gather(path, ahead[0] if head == "action" else both)
+            for path, head in self._wanted
+        }
         nested = unflatten(columns)
         discount = self._powers.take(steps) * ~terminated
         # Made one array, so that one transfer brings them all.
@@ -285,7 +285,7 @@ class NStepReplay(RingReplay):
         cut = storage.columns.gather_array("terminated", slots)
         if self.cut is not None:
             cut = cut | storage.columns.gather_array(self.cut, slots).astype(np.bool_)
-        if self.n_step > 1:  # up to the first row that cuts, that row included
+        if self.n_step > 1 and cut.any():  # up to the first row that cuts, that row included
             going &= np.cumsum(cut, axis=0) - cut == 0
         steps = going.sum(axis=0)
         reward = storage.columns.gather_array("reward", slots).astype(np.float64)

@@ -74,11 +74,10 @@ class PriorityTree:
 
     def put(self, slots: Ints, priorities: Floats) -> None:
         """Set the priorities of slots that can be drawn. Of a slot that comes twice, the last."""
-        sound = np.isfinite(priorities) & (priorities > 0)
-        if not sound.all():
+        if not (priorities.min() > 0 and priorities.max() < np.inf):  # false with NaN, too
+            bad = priorities[~(np.isfinite(priorities) & (priorities > 0))][0]
             raise ReplayError(
-                f"A priority of {priorities[~sound][0]} cannot be kept: priorities are finite and "
-                "above 0."
+                f"A priority of {bad} cannot be kept: priorities are finite and above 0."
             )
         self._leaves[slots] = priorities
         self._unsettled += slots.tolist()

@@ -212,20 +212,22 @@ class PrioritizedStarts(UniformStarts):
     def update(self, streams: Ints, starts: Ints, errors: Floats) -> None:
         """Set priorities from |TD error| [B]. A start that has left by now is let alone, also when
         its slot holds another: rows are counted from the beginning of the run."""
-        sound = np.isfinite(errors) & (errors >= 0)
-        if not sound.all():
+        if not (errors.min() >= 0 and errors.max() < np.inf):  # false with NaN, too
+            bad = errors[~(np.isfinite(errors) & (errors >= 0))][0]
             raise ReplayError(
-                f"A TD error of {errors[~sound][0]} cannot be a priority: give absolute values "
-                "that are finite, and none after an update that was skipped."
+                f"A TD error of {bad} cannot be a priority: give absolute values that are finite, "
+                "and none after an update that was skipped."
             )
         storage = self.storage
         slots = storage.slots(streams, starts)
         there = (starts >= storage.oldest.take(streams)) & (self.tree.leaves.take(slots) > 0)
-        self.updates_too_late += len(there) - int(there.sum())
-        if there.any():
-            priorities = errors[there] + self.config.priority_epsilon
+        if not there.all():
+            self.updates_too_late += len(there) - int(there.sum())
+            slots, errors = slots[there], errors[there]
+        if len(slots):
+            priorities = errors + self.config.priority_epsilon
             self.max_priority = max(self.max_priority, float(priorities.max()))
-            self.tree.put(slots[there], priorities**self.config.alpha)
+            self.tree.put(slots, priorities**self.config.alpha)
 
     def priorities(self) -> Floats:
         """|TD error| + epsilon of every valid start; with an alpha of 0 nobody knows: ones."""
