@@ -17,6 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -137,13 +138,15 @@ def learn_with_sb3(about: dict[str, Any]) -> dict[str, Any]:
             target_noise_clip=own.target_noise_clip,
             **options,
         )
-    evaluation = EvalCallback(
-        Monitor(gymnasium.make(env_id)),
-        n_eval_episodes=5,
-        eval_freq=config.eval.every_agent_steps,
-        verbose=0,
-    )
-    model.learn(steps, callback=evaluation)
+    with tempfile.TemporaryDirectory() as folder:
+        evaluation = EvalCallback(
+            Monitor(gymnasium.make(env_id)),
+            n_eval_episodes=5,
+            eval_freq=config.eval.every_agent_steps,
+            log_path=folder,  # without one it forgets what it found
+            verbose=0,
+        )
+        model.learn(steps, callback=evaluation)
     curve = [
         [float(at), float(np.mean(scores))]
         for at, scores in zip(
