@@ -19,12 +19,15 @@ from forethought.nets import compiled as compiled_module
 from forethought.nets import kernels as kernel_module
 from forethought.nets.compiled import Compiled, CompiledTwoHot
 from forethought.nets.kernels import native_kernels
+from forethought.nets.layers import frozen
 from forethought.seeding import Streams
 from tests.tdmpc2_agents import CONFIG, OBS, fill, make_agent
 
 CPU = torch.device("cpu")
 SHORT = replace(CONFIG, horizon=1, planner=replace(CONFIG.planner, iterations=1))
 """Few shapes, so that little is compiled."""
+SMALL = replace(SHORT, model=replace(SHORT.model, num_q=2))
+"""And few networks."""
 # While torch's compiler traces, it looks where ordinary code should not, and catches what it is
 # told about that; as errors the warnings would stop it.
 pytestmark = [
@@ -90,19 +93,43 @@ def assert_same(a: TDMPC2, b: TDMPC2, exactly: bool = False) -> None:
     np.testing.assert_allclose(*plans, atol=0.0 if exactly else 1e-3)
 
 
-def whole_steps(agent: TDMPC2, backend: Any) -> TDMPC2:
+def whole_steps(agent: TDMPC2, backend: Any, of_networks: Any = None) -> TDMPC2:
     """The agent as CUDA would have it, on this device."""
-    compile_networks(agent.model, backend)
+    compile_networks(agent.model, of_networks or backend)
     compile_losses(agent.learner, backend)
     agent.model.two_hot = CompiledTwoHot(agent.model.two_hot, backend)
     return agent
 
 
 def test_whole_steps_in_graphs_learn_and_plan_as_without(caplog: pytest.LogCaptureFixture) -> None:
-    """Through dynamo and autograd's ahead-of-time graphs, all but the last stage of a compiler."""
-    plain, graphs = make_agent(SHORT), whole_steps(make_agent(SHORT), "aot_eager")
+    """Through dynamo, and the losses through autograd's ahead-of-time graphs too: all but the last
+    stage of a compiler. The networks' own such graphs have the next test, which takes less time."""
+    plain, graphs = make_agent(SMALL), whole_steps(make_agent(SMALL), "aot_eager", "eager")
     assert_same(learnt(plain, updates=2), learnt(graphs, updates=2))
     assert not told(caplog)  # else it did not compile
+
+
+def test_networks_in_graphs_have_the_same_outputs_and_gradients(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As the policy's loss asks them: through the action into the policy, Q itself fixed."""
+    found = []
+    for backend in (None, "aot_eager"):
+        model = make_agent(SMALL).model
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter))
+        if backend is not None:
+            compile_networks(model, backend)
+        z, q = torch.linspace(0, 1, 64).view(4, 16), model.q[0]
+        with frozen(model.q):
+            action = model.policy(z)[:, :2].tanh()
+            value = q.from_latent_part(q.latent_part(z), action).logsumexp(-1).sum()
+        value.backward()
+        found.append((value.detach(), model.policy[0].weight.grad))
+    torch.testing.assert_close(*found)
+    assert found[0][1].abs().sum() > 0
+    assert not told(caplog)
 
 
 def test_the_networks_of_an_ensemble_share_a_graph() -> None:
@@ -122,7 +149,7 @@ def test_the_networks_of_an_ensemble_share_a_graph() -> None:
 def test_the_model_losses_are_one_graph_whatever_heads_are_drawn(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    agent, counter = make_agent(), CompileCounterWithBackend("eager")
+    agent, counter = make_agent(SHORT), CompileCounterWithBackend("eager")
     compile_losses(agent.learner, counter)
     learnt(agent, updates=4)
     assert not told(caplog)
@@ -160,8 +187,8 @@ def test_a_failing_compiler_is_one_sentence_and_the_same_numbers(
 
 
 def test_an_agent_goes_on_where_compiling_fails(caplog: pytest.LogCaptureFixture) -> None:
-    plain, broken_down = make_agent(SHORT), whole_steps(make_agent(SHORT), broken)
-    assert_same(learnt(plain), learnt(broken_down), exactly=True)
+    plain, broken_down = make_agent(SMALL), whole_steps(make_agent(SMALL), broken)
+    assert_same(learnt(plain, updates=1), learnt(broken_down, updates=1), exactly=True)
     assert told(caplog)
 
 
