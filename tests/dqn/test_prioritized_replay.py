@@ -132,16 +132,18 @@ def test_finding_14_weights_against_the_formula(is_norm, mix):
     assert np.allclose(batch.weights.numpy(), w[drawn] / scale, rtol=1e-6, atol=0)
 
 
-def test_defect_2_5_a_tiny_probabilities_keep_their_own_weights():
+@pytest.mark.parametrize("is_norm", ["global", "none"])
+def test_defect_2_5_a_tiny_probabilities_keep_their_own_weights(is_norm):
     """20,000 transitions, most of which are drawn less than once in a million: no floor makes
     their weights equal."""
-    replay = make(steps=20_000, capacity=30_000, alpha=1.0)
+    replay = make(steps=20_000, capacity=30_000, alpha=1.0, is_norm=is_norm)
     errors = np.geomspace(1e-4, 1e4, 20_000)
     set_priorities(replay, errors.tolist())
     starts: Any = replay._starts
     w = starts.weights(np.arange(20_000), 1.0)
-    expected = (errors[0] + 1e-6) / (errors + 1e-6)
-    assert np.allclose(w, expected, rtol=1e-9, atol=0)
+    priority = errors + 1e-6
+    scale = {"global": priority[0], "none": priority.sum() / 20_000}[is_norm]
+    assert np.allclose(w, scale / priority, rtol=1e-9, atol=0)
     assert len(np.unique(w)) == 20_000
 
 
