@@ -98,9 +98,8 @@ class PriorityTree:
     def find(self, mass: Floats) -> Ints:
         """The slots where the running sum of the priorities first exceeds each mass [B].
 
-        A mass lies in [0, total); what rounding has made the total itself is put inside. From there
-        it stays inside: where mass < end and end = begin + sum, also mass - begin < sum, with every
-        operation rounded. So what is found always has a priority above 0.
+        A mass lies in [0, total). Rounding can move one onto the end of a node; it is kept inside,
+        so that what is found always has a priority above 0.
         """
         self._settle()
         place = np.arange(len(mass))
@@ -112,6 +111,7 @@ class PriorityTree:
         mass = mass - ends[node]
         for level in reversed(range(len(self._sums))):
             ends = self._ends_of(level, node)  # [B, 33], from 0 to the sum of the node
+            mass = np.minimum(mass, np.nextafter(ends[:, -1], 0.0))
             child = (ends > mass[:, None]).argmax(axis=1) - 1
             mass = mass - ends[place, child]
             node = node * CHILDREN + child
