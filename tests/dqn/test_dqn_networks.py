@@ -168,9 +168,10 @@ def test_each_environment_has_noise_of_its_own_in_acting():
     network = make_network(vector_spec(), options(noisy={"kind": "factorised", "sigma": 2.0}))
     x = torch.randn(1, 5).expand(3, 5)
     q = network(x, draw_noise(network.noisy_layers, torch.Generator().manual_seed(0), 3), None)
-    assert len({tuple(row) for row in q.squeeze(-1).tolist()}) == 3
+    gaps = [(q[i] - q[j]).abs().max() for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert min(gaps) > 1e-2  # far above the rounding of rows in one matrix product
     same = network(x, draw_noise(network.noisy_layers, torch.Generator().manual_seed(0)), None)
-    assert torch.equal(same[0], same[1])
+    torch.testing.assert_close(same[0], same[1])
 
 
 @pytest.mark.parametrize(
