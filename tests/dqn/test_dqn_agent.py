@@ -195,8 +195,12 @@ def test_priorities_of_the_drawn_transitions_follow_their_errors(kind, monkeypat
     [(rows, errors)] = given
     assert torch.equal(rows, agent.last_batch.rows)
     assert (errors >= 0).all() and errors.shape == (8,) and errors.std() > 0
-    held = agent.transitions._starts.priorities()
-    assert errors.max().item() in held.astype(np.float32) or held.max() > 0
+    streams, starts = rows.numpy()
+    leaves = agent.transitions._starts.tree.leaves  # alpha is 1: error + epsilon
+    kept = leaves[agent.transitions._storage.slots(streams, starts)]
+    last = {int(row): error for row, error in zip(starts, errors.tolist(), strict=True)}
+    assert kept == pytest.approx([last[int(row)] + 1e-6 for row in starts], rel=1e-6)
+    assert len(last) > 1 and not np.allclose(kept, 1.0)
 
 
 def test_a_skipped_update_leaves_priorities_alone(monkeypatch):

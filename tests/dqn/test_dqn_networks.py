@@ -134,6 +134,19 @@ def test_confirmed_pixels_are_scaled_once_in_the_encoder():
     assert Pixels(image, 4)(torch.zeros(1, 4, 84, 84, dtype=torch.uint8)).abs().max() == 0
 
 
+@pytest.mark.parametrize("shape", [(10, 10, 3), (3, 10, 10)])
+def test_scaling_never_touches_the_batch(shape):
+    """A batch of floats may have the network's type and order already; target and online network
+    both look at it, and the second must not see what the first has scaled."""
+    spec = image_spec(shape, dtype=np.float32)
+    network = make_network(spec, options(network={"kind": "minatar"}))
+    x = 255 * torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    before = x.clone()
+    once = network(x, None, None)
+    assert torch.equal(x, before)
+    assert torch.equal(network(x, None, None), once)
+
+
 def test_channels_of_a_grid_stand_first_and_keep_their_cells():
     image = image_of(image_spec((10, 10, 4), dtype=np.bool_).observation_space)
     assert image is not None

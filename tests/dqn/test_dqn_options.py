@@ -115,7 +115,12 @@ def test_the_numbers_of_the_papers():
     assert rainbow.agent.target.period_agent_steps == 8_000
     assert 1 / btr.train.updates_per_agent_step == 64 and btr.agent.batch_size == 256
     assert btr.agent.optimiser.epsilon == 0.005 / 256
-    assert run("dqn_c51").agent.optimiser.epsilon == 0.01 / 32
+    zoo = {name: run(f"dqn_{name}") for name in ("c51", "qr", "iqn")}
+    assert {x.agent.optimiser.epsilon for x in zoo.values()} == {0.01 / 32}
+    clips = {name: x.agent.grad_clip_norm for name, x in zoo.items()}
+    assert clips == {"c51": 10.0, "qr": 10.0, "iqn": None}, "max_global_grad_norm of DQN Zoo"
+    begins = {name: x.train.seed_agent_steps for name, x in zoo.items()}
+    assert begins == {"c51": 50_000, "qr": 50_000, "iqn": 20_000}, "min_replay_capacity_fraction"
     assert isinstance(run("dqn_modern").replay, PrioritizedReplayConfig)
     assert run("dqn_modern").replay.alpha == 0.5
 

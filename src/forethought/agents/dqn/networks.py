@@ -54,8 +54,12 @@ class Pixels(nn.Module):
         x = x.reshape(len(x), -1, image.height, image.width)
         # A CPU convolves faster when the channels lie together.
         order = torch.channels_last if x.is_cpu else torch.contiguous_format
-        x = x.to(torch.get_default_dtype(), memory_format=order)
-        return x.sub_(self.low).mul_(self.scale) if self.low else x.mul_(self.scale)
+        # A copy always, also of what has that type and order already: it is scaled in place, and
+        # the batch is looked at by several networks.
+        x = x.to(torch.get_default_dtype(), memory_format=order, copy=True)
+        if self.low:
+            x.sub_(self.low)
+        return x if self.scale == 1.0 else x.mul_(self.scale)
 
 
 class Residual(nn.Module):
