@@ -29,6 +29,7 @@ from forethought.config import (
     merge,
 )
 from forethought.envs import make_env, protocols, spec_of
+from forethought.envs.atari_game import AtariGame
 from forethought.envs.episodes import EpsilonGreedy, run_episodes
 from forethought.envs.protocols import PROTOCOLS, evaluation_options, human_normalised
 from forethought.replay import FrameStacker, Replay
@@ -112,6 +113,44 @@ def test_counts_and_scores_of_a_run(whole):
     expected = (float(evaluation["return_mean"]) - 1.7) / (30.5 - 1.7)
     assert float(evaluation["human_normalised"]) == pytest.approx(expected)
     assert int(evaluation["lengths"]) <= 60  # finding 12: each game's length
+
+
+def test_finding_16_episodes_tell_raw_and_clipped_returns_and_lives(tmp_path, monkeypatch):
+    """Rewards 0, 5, -7, 5, ... and a life lost at each fourth step: returns are raw and of whole
+    games, and beside them stands what learning sees; after a resume, too."""
+    step = AtariGame.step
+
+    def paid(self, action):
+        obs, _, terminated, truncated, info = step(self, action)
+        self.told = getattr(self, "told", 0) + 1
+        self._life_lost = self.told % 4 == 0
+        reward = (0.0, 5.0, -7.0, 5.0)[self.told % 4]
+        return obs, reward, terminated, truncated, {**info, "life_lost": self._life_lost}
+
+    def reset(self, **given):
+        self.told = 0
+        return begin(self, **given)
+
+    begin = AtariGame.reset
+    monkeypatch.setattr(AtariGame, "step", paid)
+    monkeypatch.setattr(AtariGame, "reset", reset)
+    monkeypatch.setattr(AtariGame, "snapshot", lambda self: None)  # stepped again on resume
+    layers = {"steps": 60, "env": {"num_envs": 1, "max_episode_steps": 18}}
+    layers |= {"train": {"checkpoint_every_agent_steps": 26, "seed_agent_steps": 60}}
+    passes = count()
+
+    def fault(name: str) -> None:
+        if name == "step-30" and next(passes) == 0:
+            raise Killed
+
+    monkeypatch.setattr(files, "fault_point", fault)
+    with pytest.raises(Killed):
+        train_run(run_config(**layers), tmp_path / "run")
+    assert resume_run(tmp_path / "run").status == "done"
+    rows, _ = read_rows(tmp_path / "run" / "episodes.csv")
+    told = [(row["return"], row["clipped_return"], row["lives_episodes"]) for row in rows]
+    # 18 steps: 5 - 7 + 5 + 0 four times, then 5 - 7; lives at 4, 8, 12 and 16, and the end.
+    assert [tuple(map(float, row)) for row in told] == [(10.0, 4.0, 5.0)] * 3
 
 
 # What learning sees

@@ -73,6 +73,19 @@ def test_gradient_norms_over_1000_warn_once_per_1000_updates():
     assert gates.norm_alarms == 1001
 
 
+def test_values_over_ten_times_their_bound_warn_once_per_1000_updates():
+    gates = Gates()
+    assert gates.after_update({"q_bound_share": 10.0}, 1) == []
+    assert "value_alarms" not in gates.state(), "the checkpoints of agents without it stay the same"
+    assert [a.kind for a in gates.after_update({"q_bound_share": 10.1}, 2)] == ["runaway-values"]
+    assert all(gates.after_update({"q_bound_share": 10.1}, u) == [] for u in range(3, 1002))
+    again = Gates()
+    again.restore(gates.state())
+    assert again == gates
+    [alarm] = again.after_update({"q_bound_share": 25.0}, 1002)
+    assert "25 times" in alarm.message and not alarm.halt and again.value_alarms == 1001
+
+
 def tags(random: float, scores: list[float]) -> list[str | None]:
     gates = Gates(random_score=random)
     return [alarm.tag for score in scores for alarm in gates.after_evaluation(score)]

@@ -136,6 +136,24 @@ def test_acting_depends_on_its_own_stream_only():
     assert play(False) == play(True)
 
 
+def test_a_run_is_told_its_schedules_in_agent_steps_and_in_frames():
+    epsilon = {"kind": "linear", "end": 0.1, "decay_agent_steps": 250_000}
+    agent = make_agent(options(epsilon=epsilon, dueling=True), spec=vector_spec(action_repeat=4))
+    assert agent.notes[-1] == (
+        "DQN: network mlp, dueling, 1-step returns, epsilon 1 to 0.1 over 250,000 agent steps "
+        "(1,000,000 frames), target copied every 8,000 agent steps (32,000 frames)."
+    )
+    config = options(
+        network={"kind": "minatar"},
+        noisy={"kind": "factorised"},
+        target={"kind": "updates", "period_updates": 500},
+    )
+    assert make_agent(config, spec=image_spec((12, 12))).notes[-1] == (
+        "DQN: network minatar, stacks of 4, 1-step returns, noisy factorised, no epsilon, target "
+        "copied every 500 updates."
+    )
+
+
 # Target periods
 
 
@@ -303,6 +321,22 @@ def test_a_missing_mask_is_told():
     agent = make_agent(spec=masked_spec())
     with pytest.raises(ForethoughtError, match="there is no 'legal' in the info given"):
         agent.act(observations(1)[0])
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(ACTIONS), spaces.Discrete(ACTIONS, start=4)])
+def test_plain_numbers_need_no_table_and_are_the_rows_of_it(space):
+    agent = make_agent(spec=vector_spec(action_space=space))
+    rows = np.arange(ACTIONS)
+    assert (agent.codec.decode(rows) - agent.first_action == rows).all()
+    assert make_agent(spec=vector_spec(action_space=spaces.MultiBinary(2))).first_action is None
+
+
+def test_a_declared_table_of_plain_numbers_is_looked_up():
+    agent = make_agent(spec=vector_spec(distinct_actions=((2,), (0,), (1,))))
+    fill(agent)
+    batch = agent.transitions.sample(50)
+    wanted = torch.tensor([1, 2, 0])[batch.action]
+    assert torch.equal(agent._tensors(batch).action, wanted)
 
 
 def test_structured_actions_have_one_value_each():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from forethought.agents.dqn.dead_units import dead_share
 from forethought.agents.dqn.networks import Pixels, network_for
 from forethought.config import ConfigError
 from forethought.nets.noisy import draw_noise
@@ -154,6 +155,26 @@ def test_channels_of_a_grid_stand_first_and_keep_their_cells():
     x[0, 2, 7, 3] = True
     seen = Pixels(image, 1)(x)
     assert seen.shape == (1, 4, 10, 10) and seen.sum() == 1 and seen[0, 3, 2, 7] == 1
+
+
+@pytest.mark.parametrize("distribution", ["none", "iqn"])
+def test_dead_units_are_those_that_no_observation_moves(distribution):
+    """Of 16 channels 4 are dead, of 128 hidden units 32, and of IQN's embedding none."""
+    config = options(network={"kind": "minatar"}, distribution=DISTRIBUTIONS[distribution])
+    network = make_network(image_spec((10, 10, 4), dtype=np.bool_), config)
+    x = torch.rand(64, 10, 10, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    tau = torch.linspace(0, 1, 64 * 6).reshape(64, 6) if network.embedding is not None else None
+    with torch.no_grad():
+        conv, hidden = network.trunk.layers[1], network.advantage.hidden
+        for layer, dead in ((conv, 4), (hidden, 32)):
+            layer.bias.fill_(9.0)
+            layer.bias[:dead] = -99.0
+        if network.embedding is not None:
+            network.embedding.linear.bias.fill_(9.0)
+    embedded = 16 * 8 * 8 if network.embedding is not None else 0
+    wanted = 36 / (16 + 128 + embedded)
+    assert dead_share(network, x, tau) == pytest.approx(wanted, abs=1e-6)
+    assert not network.advantage.hidden._forward_hooks
 
 
 def test_iqn_embedding_agrees_with_equation_4():

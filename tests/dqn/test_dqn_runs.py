@@ -120,7 +120,8 @@ def test_findings_2_6_9_16_what_training_tells_reaches_every_sink(logged):
     # 2: every update's metrics, aggregated, in CSV and W&B from one stream.
     assert [row["agent_steps"] for row in rows] == ["1000", "2000", "3000"]
     for row in rows:
-        for name in (*METRICS[:-1], "epsilon", "replay_age_mean", "replay_priority_mean"):
+        looks = ("replay_age_mean", "replay_priority_mean", "dead_units")
+        for name in (*METRICS[:-1], "epsilon", *looks):
             assert math.isfinite(float(row[name])), name
         assert float(row["updates_per_s"]) > 0 and float(row["env_frames_per_s"]) > 0
     sent = [data for _, data in fake.logged if "train/loss" in data]
@@ -180,6 +181,24 @@ def test_finding_3_a_great_gradient_norm_warns_once(tmp_path, monkeypatch):
     run = train_run(dqn_run(steps=200), tmp_path / "run")
     events = [e["kind"] for e in RunDirectory.open(run.path).events()]
     assert events.count("gradient-norm") == 1 and run.status == "done"
+
+
+def test_runaway_values_warn_once_and_go_on(tmp_path):
+    """CartPole pays 1 a step: with a discount of 0.01 the bound is about 1, and a bias of 50 on
+    the output is far beyond ten times that."""
+
+    def high(network, outputs, init, generator):
+        real(network, outputs, init, generator)
+        torch.nn.init.constant_(outputs[0].bias, 50.0)
+
+    from forethought.agents.dqn import heads
+
+    real = heads.initialise
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "initialise", high)
+        run = train_run(dqn_run(steps=200, agent={"gamma": 0.01}), tmp_path / "run")
+    events = [e["kind"] for e in RunDirectory.open(run.path).events()]
+    assert events.count("runaway-values") == 1 and run.status == "done"
 
 
 @pytest.mark.parametrize(

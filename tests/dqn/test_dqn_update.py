@@ -207,6 +207,28 @@ def test_gradients_are_clipped_where_asked():
     torch.testing.assert_close(bound, free * (0.5 / (free.norm() + 1e-6)))
 
 
+def test_values_are_told_beside_what_the_rewards_can_add_up_to():
+    """Spec 2.8: max |Q| over r_max / (1 - gamma), with the greatest return of all updates."""
+    learner = make_learner(options(gamma=0.9))
+    with torch.no_grad():
+        learner.online.advantage.output.weight.zero_()
+        learner.online.advantage.output.bias.copy_(torch.tensor([3.0, -500.0, 7.0]))
+    still = torch.optim.SGD(learner.parameters, lr=0.0)
+    learner.optimiser, nothing = still, torch.zeros(8).double()
+    told = [
+        learner.update(transitions(reward=nothing + r), drawn(learner))[0].get("q_bound_share")
+        for r in (0.0, -2.0, 1.0, 5.0)
+    ]
+    assert told == [None, pytest.approx(25.0), pytest.approx(25.0), pytest.approx(10.0)]
+    learner = make_learner(options(gamma=1.0))
+    assert "q_bound_share" not in learner.update(transitions(), drawn(learner))[0]
+    learner = make_learner(options(gamma=0.5, munchausen={"kind": "on", "alpha": 0.5}))
+    q = values(learner.online, transitions().obs).abs().max().item()
+    batch = transitions(reward=nothing + 1.5)
+    share = learner.update(batch, drawn(learner))[0]["q_bound_share"]
+    assert share == pytest.approx(q / ((1.5 + 0.5) / 0.5))
+
+
 # The target network
 
 
@@ -229,7 +251,7 @@ def test_finding_10_sync_makes_the_target_bit_equal_and_leaves_it_apart():
 
 
 def test_online_selecting_and_target_networks_draw_independent_noise():
-    learner = make_learner(options(noisy=NOISY))
+    learner = make_learner(options(noisy=NOISY, double=True))
     noise = drawn(learner)
     draws = [noise.online, noise.select, noise.target]
     flat = [torch.cat([f.flatten() for pair in d for f in pair]) for d in draws]

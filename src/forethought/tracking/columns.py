@@ -19,6 +19,8 @@ TIME_COLUMNS = ("wall_s", *TRAIN_TIMES)
 
 NONFINITE_FLAG = "nonfinite"
 """The metric by which an agent says that it skipped an update."""
+VALUE_SHARE = "q_bound_share"
+"""The metric by which an agent says how its greatest value stands to r_max / (1 - gamma)."""
 NONFINITE_COLUMN = "nonfinite_updates"
 """Updates skipped in the interval, a sum and not a mean."""
 
@@ -59,9 +61,19 @@ def train_columns(metric_names: Sequence[str]) -> tuple[str, ...]:
     return (*own, *(name for name in metric_names if name != NONFINITE_FLAG))
 
 
-def episode_columns(tasks: Sequence[str]) -> tuple[str, ...]:
-    """The columns of episodes.csv in a run of these tasks; none: of a single one."""
-    return (*EPISODE, "task") if tasks else EPISODE
+CLIPPED_RETURN, LIVES_EPISODES = "clipped_return", "lives_episodes"
+
+
+def learned_columns(sign_rewards: bool, lives: bool) -> tuple[str, ...]:
+    """What episodes.csv has besides, where learning sees signs of rewards, or lost lives as
+    ends."""
+    return (CLIPPED_RETURN,) * sign_rewards + (LIVES_EPISODES,) * lives
+
+
+def episode_columns(tasks: Sequence[str], learned: Sequence[str] = ()) -> tuple[str, ...]:
+    """The columns of episodes.csv in a run of these tasks; none: of a single one. `learned`: those
+    of `learned_columns`."""
+    return (*EPISODE, *learned, *(("task",) if tasks else ()))
 
 
 def evaluation_columns(tasks: Sequence[str], human: bool = False) -> tuple[str, ...]:

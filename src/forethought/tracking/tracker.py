@@ -40,11 +40,12 @@ class Tracker:
         now: Callable[[], float] = time.monotonic,
         tasks: Sequence[str] = (),
         human: bool = False,
+        learned: Sequence[str] = (),
     ) -> None:
         """`clock` is the run's own; `now` must never go back, whatever happens to the date.
 
         `tasks` are the names of the tasks where there are several; `human` says that evaluations
-        are also told in scores of people.
+        are also told in scores of people; `learned` are the `learned_columns` of episodes.
         """
         self.run = run
         self.csv_failures = 0
@@ -56,7 +57,7 @@ class Tracker:
         self._last_flush = {**clock.row(), "wall_s": 0.0}
         self._files = {
             "train": CsvFile(run.train_csv, columns.train_columns(metric_names)),
-            "episode": CsvFile(run.episodes_csv, columns.episode_columns(tasks)),
+            "episode": CsvFile(run.episodes_csv, columns.episode_columns(tasks, learned)),
             "evaluation": CsvFile(run.eval_csv, columns.evaluation_columns(tasks, human)),
         }
         self._sinks = [GuardedSink(sink, run) for sink in sinks]

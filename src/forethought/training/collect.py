@@ -28,9 +28,11 @@ from forethought.clock import Clock
 from forethought.config import EnvConfig
 from forethought.envs import EnvFailure, EpisodeLog, replay_episode
 from forethought.envs.episodes import legal_random, success_of
+from forethought.replay.rows import LIFE_LOST
 from forethought.seeding import numpy_state, restore_numpy
 from forethought.spaces import EnvSpec, nested
 from forethought.tracking import Tracker
+from forethought.tracking.columns import CLIPPED_RETURN, LIVES_EPISODES, learned_columns
 from forethought.training.build import Parts
 from forethought.training.restarts import Restarts
 
@@ -48,6 +50,10 @@ class OpenEpisode:
     """Seed and actions."""
     total: float = 0.0
     """Sum of raw rewards so far."""
+    clipped: float = 0.0
+    """Sum of the rewards' signs so far."""
+    lives_lost: int = 0
+    """So far, where the task tells of them."""
 
 
 class Collector:
@@ -66,6 +72,10 @@ class Collector:
         self.clock, self.tracker = clock, tracker
         self.random_agent_steps = random_agent_steps
         n = self.env.num_envs
+        spec = self.env.spec_for_agent
+        self.learned = learned_in(spec)
+        self.life_lost = next((c.source for c in spec.columns if c.name == LIFE_LOST), "")
+        """Where info tells that a life was lost."""
         self.restarts = Restarts(config.allowed_restarts, n, tracker)
         self.exploration = self.streams.numpy("exploration")
         self.act_state = self.agent.new_state(n, self.streams, "planner")
@@ -101,6 +111,10 @@ class Collector:
             episode.log.add(action)
             episode.total += reward
             ends = {"terminated": terminated, "truncated": truncated}
+            if self.learned:
+                episode.clipped += float(np.sign(reward))
+                ended = terminated or truncated
+                episode.lives_lost += not ended and bool(self.infos[i].get(self.life_lost, False))
             self._store(i, action=action, reward=reward, is_first=False, **ends)
             if terminated or truncated:
                 self.restarts.episode_finished(i)
@@ -118,7 +132,8 @@ class Collector:
         episodes, snapshots = [], self.env.snapshots()
         for i, episode in enumerate(self.open):
             log, actions = episode.log.state()
-            episodes.append({"number": episode.number, "total": episode.total, "log": log})
+            names = ("number", "total", *(("clipped", "lives_lost") if self.learned else ()))
+            episodes.append({**{name: getattr(episode, name) for name in names}, "log": log})
             arrays = {f"action/{i}/{path}": leaf for path, leaf in actions.items()}
             arrays |= {f"obs/{i}/{path}": x for path, x in nested.flatten(self.obs[i]).items()}
             arrays |= {f"snapshot/{i}/{name}": x for name, x in (snapshots[i] or {}).items()}
@@ -148,7 +163,8 @@ class Collector:
         for i, saved in enumerate(data["open"]):
             arrays = {k: v.numpy() for k, v in _below(f"action/{i}/", tensors).items()}
             log = EpisodeLog.restored(saved["log"], arrays)
-            self.open[i] = OpenEpisode(saved["number"], log, saved["total"])
+            sums = {name: saved[name] for name in ("clipped", "lives_lost") if name in saved}
+            self.open[i] = OpenEpisode(saved["number"], log, saved["total"], **sums)
             leaves = {k: v.numpy() for k, v in _below(f"obs/{i}/", tensors).items()}
             snapshot = {k: v.numpy() for k, v in _below(f"snapshot/{i}/", tensors).items()}
             reason = replay_episode(self.env, i, log, nested.unflatten(leaves), snapshot)
@@ -196,6 +212,7 @@ class Collector:
         """Reports the episode of environment i and lines up the next."""
         episode = self.open[i]
         several = bool(self.env.spec_for_agent.tasks)
+        learned = {CLIPPED_RETURN: episode.clipped, LIVES_EPISODES: episode.lives_lost + 1}
         self.clock.episodes += 1
         self.tracker.episode(
             {
@@ -206,6 +223,7 @@ class Collector:
                 "terminated": terminated,
                 "truncated": truncated,
                 "seed": episode.log.seed,
+                **{name: learned[name] for name in self.learned},
                 **({"task": self._task_of(i).task} if several else {}),
             }
         )
@@ -245,6 +263,12 @@ class Collector:
                 return
             except EnvFailure as again:
                 failure = again
+
+
+def learned_in(spec: EnvSpec) -> tuple[str, ...]:
+    """What episodes.csv tells besides of a task of which learning sees less than what happened."""
+    lives = any(column.name == LIFE_LOST for column in spec.columns)
+    return learned_columns(spec.sign_rewards, lives)
 
 
 def _first_of(failures: dict[int, EnvFailure]) -> EnvFailure:

@@ -60,7 +60,13 @@ UNITS = ("agent_steps", "updates")
 """What a checkpoint's name may count: an offline run takes no steps."""
 META = {**CLOCK, "eval_score": SCORE, "replay_blocks": GROUP}
 CSV = {"bytes": COUNT, "columns": [TEXT], "pending": [TEXT]}
-EPISODE = {"number": COUNT, "total": NUMBER, "log": {"seed": COUNT, "decisions": COUNT}}
+EPISODE = {
+    "number": COUNT,
+    "total": NUMBER,
+    "clipped?": NUMBER,
+    "lives_lost?": COUNT,
+    "log": {"seed": COUNT, "decisions": COUNT},
+}
 LOOP = {
     "evaluations?": COUNT,
     "evaluation_pending?": FLAG,

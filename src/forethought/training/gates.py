@@ -6,6 +6,8 @@
   and the one that halts leave a dump.
 - Any other metric that is not finite warns, at most once per 1000 updates: the update was made.
 - A gradient norm over 1000 warns, at most once per 1000 updates.
+- Values over ten times what the rewards seen can add up to (the metric `q_bound_share`) warn, at
+  most once per 1000 updates.
 - Three evaluations in a row below best - 0.5 (best - random) tag the run `needs-inspection`. The
   random score anchors the rule: half of the best would be wrong for negative scores (at a best of
   -4 in Pong, -5 is no collapse).
@@ -18,10 +20,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forethought.tracking.columns import NONFINITE_FLAG
+from forethought.tracking.columns import NONFINITE_FLAG, VALUE_SHARE
 
 MAX_NONFINITE_IN_A_ROW = 100  # updates
 GRADIENT_NORM_LIMIT = 1000.0
+VALUE_LIMIT = 10.0  # times r_max / (1 - gamma)
 WARNING_PERIOD = 1000  # updates between two warnings of one kind
 EVALUATIONS_TO_TAG = 3
 NEEDS_INSPECTION = "needs-inspection"
@@ -32,7 +35,8 @@ class Alarm:
     """What a gate saw; the loop writes it to events.jsonl and to the screen."""
 
     kind: str
-    """`nonfinite-update`, `nonfinite-metric`, `gradient-norm`, `evaluation-drop` or `diverged`."""
+    """`nonfinite-update`, `nonfinite-metric`, `gradient-norm`, `runaway-values`,
+    `evaluation-drop` or `diverged`."""
     message: str
     """One sentence for a person."""
     halt: bool = False
@@ -57,6 +61,8 @@ class Gates:
     random_score: float | None = None
     best_score: float | None = None
     low_evaluations: int = 0
+    value_alarms: int = 0
+    last_value_warning: int = -WARNING_PERIOD
 
     def after_update(self, metrics: Mapping[str, float], updates: int) -> list[Alarm]:
         """Judges the metrics of one update; `updates` is the count that includes it."""
@@ -64,7 +70,11 @@ class Gates:
         if metrics.get(NONFINITE_FLAG, 0.0) > 0.0:
             return self._skipped(bad, updates)
         self.nonfinite_in_a_row = 0
-        return [*self._metrics(bad, updates), *self._norms(metrics, updates)]
+        return [
+            *self._metrics(bad, updates),
+            *self._norms(metrics, updates),
+            *self._values(metrics, updates),
+        ]
 
     def after_evaluation(self, score: float) -> list[Alarm]:
         """Judges the mean return of one evaluation; the best is updated after the judgement."""
@@ -86,8 +96,9 @@ class Gates:
         return [Alarm("evaluation-drop", message, tag=NEEDS_INSPECTION)]
 
     def state(self) -> dict[str, Any]:
-        """Every counter, for a checkpoint."""
-        return asdict(self)
+        """Every counter, for a checkpoint; those of values only once there was an alarm."""
+        quiet = () if self.value_alarms else ("value_alarms", "last_value_warning")
+        return {name: value for name, value in asdict(self).items() if name not in quiet}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes the counters of a checkpoint; one that it does not have yet begins at its start."""
@@ -131,6 +142,18 @@ class Gates:
             f"({self.norm_alarms} such updates so far)."
         )
         return self._rarely("norm", updates, Alarm("gradient-norm", message))
+
+    def _values(self, metrics: Mapping[str, float], updates: int) -> list[Alarm]:
+        share = metrics.get(VALUE_SHARE, 0.0)
+        if not VALUE_LIMIT < share < math.inf:
+            return []
+        self.value_alarms += 1
+        message = (
+            f"Values run away: at update {updates} the greatest is {share:.4g} times all that the "
+            f"rewards seen so far could add up to, over {VALUE_LIMIT:g} ({self.value_alarms} such "
+            "updates so far)."
+        )
+        return self._rarely("value", updates, Alarm("runaway-values", message))
 
     def _rarely(self, what: str, updates: int, alarm: Alarm) -> list[Alarm]:
         """The alarm, unless the last one of its kind is less than WARNING_PERIOD updates old."""

@@ -23,7 +23,7 @@ from forethought.files import FileError, reach
 from forethought.tracking import RunDirectory, Sink, Tracker
 from forethought.training.build import Parts, seed_phase
 from forethought.training.checkpoint import Checkpoints, State
-from forethought.training.collect import Collector
+from forethought.training.collect import Collector, learned_in
 from forethought.training.dump import DUMPS, keep_first_and_newest, readable, write_dump
 from forethought.training.evaluate import EvalResult, Evaluator
 from forethought.training.gates import Alarm, Gates
@@ -49,7 +49,13 @@ class Trainer:
         self.budget = self.make_budget()
         names, human = task_names(spec), human_normalised(config.task, 0.0) is not None
         self.tracker = Tracker(
-            run, sinks, self.clock, self.agent.metric_names, tasks=names, human=human
+            run,
+            sinks,
+            self.clock,
+            self.agent.metric_names,
+            tasks=names,
+            human=human,
+            learned=learned_in(spec),
         )
         self.collector = self.make_collector()
         self.evaluator = Evaluator(

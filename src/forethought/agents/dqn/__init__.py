@@ -4,6 +4,7 @@ update.py    one gradient step, in the papers' order    targets.py   its formula
 networks.py  images or vectors to features              heads.py     from features to values
 act.py       acting and epsilon                         config.py    options
 agent.py     the agent: replay, optimiser, save and load
+dead_units.py  a look at units that answer to nothing
 """
 
 from __future__ import annotations

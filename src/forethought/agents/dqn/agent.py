@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,7 +21,14 @@ from forethought.agents.base import (
     parameter_names,
 )
 from forethought.agents.dqn.act import ActState, choose
-from forethought.agents.dqn.config import DQNConfig, SyncByAgentSteps, SyncByUpdates
+from forethought.agents.dqn.config import (
+    IQN,
+    DQNConfig,
+    LinearEpsilon,
+    SyncByAgentSteps,
+    SyncByUpdates,
+)
+from forethought.agents.dqn.dead_units import LOOKED_AT, dead_share
 from forethought.agents.dqn.heads import QNetwork
 from forethought.agents.dqn.networks import make_trunk, network_for
 from forethought.agents.dqn.update import (
@@ -76,6 +84,7 @@ class DQN(Agent):
             for_acting=for_acting,
         )
         self.codec = spec.action_codec
+        self.first_action = first_action(spec)
         self.is_vector = image is None
         self.stack = {"obs": frames} if frames > 1 else {}
 
@@ -86,8 +95,9 @@ class DQN(Agent):
             return QNetwork(trunk, self.codec.size, config, streams.torch("init")).to(device)
 
         self.online = build()
-        self.notes += (_told(config, network.kind, frames, image is None),)
-        self.metric_names = (*METRICS, "epsilon", *replay_metric_names(replay_config))
+        self.notes += (_told(config, network.kind, frames if image else 0, spec.action_repeat),)
+        looks = replay_metric_names(replay_config)
+        self.metric_names = (*METRICS, "epsilon", *looks, *(("dead_units",) if looks else ()))
         self.updates = 0
         if not for_acting:
             self.update_stream = streams.torch("update", device=device)
@@ -215,8 +225,11 @@ class DQN(Agent):
         return metrics
 
     def _tensors(self, batch: NStepBatch) -> Transitions:
-        stored = nested.tree_map(lambda leaf: leaf.cpu().numpy(), batch.action)
-        action = torch.from_numpy(self.codec.encode(stored)).to(self.device)  # [B]
+        if self.first_action is not None:
+            action = batch.action.long() - self.first_action  # [B]
+        else:
+            stored = nested.tree_map(lambda leaf: leaf.cpu().numpy(), batch.action)
+            action = torch.from_numpy(self.codec.encode(stored)).to(self.device)  # [B]
         return Transitions(
             obs=self._seen(batch.obs),
             action=action,
@@ -227,6 +240,21 @@ class DQN(Agent):
             legal=_allowed(batch.extras),
             next_legal=_allowed(batch.next_extras),
         )
+
+    def replay_diagnostics(self) -> Metrics:
+        """Beside what replay gives: how many units do not answer to any of it."""
+        found, steps = super().replay_diagnostics(), self.clock.agent_steps
+        if not found:
+            return found
+        beta = self.transitions.beta_at(self.clock, self.total_agent_steps)
+        stream = self.streams.numpy("dead-units", steps)
+        batch = self.transitions.sample(LOOKED_AT, beta=beta, stream=stream)
+        tau, kind = None, self.config.distribution
+        if isinstance(kind, IQN):
+            generator = self.streams.torch("dead-units", steps, device=self.device)
+            shape = LOOKED_AT, kind.policy_taus
+            tau = torch.rand(shape, generator=generator, device=self.device)
+        return found | {"dead_units": dead_share(self.online, self._seen(batch.obs), tau)}
 
     def diagnostics(self) -> tuple[Json, Tensors]:
         """Beside the batch: both networks, and the learning rate."""
@@ -250,7 +278,12 @@ class DQN(Agent):
         saved = optimiser_tensors(self.learner.optimiser, parameter_names(self.online))
         tensors |= {f"optimiser/{k}": v for k, v in saved.items()}
         tensors["update_stream"] = self.update_stream.get_state()
-        json = {"agent": self.name, "updates": self.updates, "target_period": self._period.state()}
+        json = {
+            "agent": self.name,
+            "updates": self.updates,
+            "target_period": self._period.state(),
+            "greatest_return": self.learner.greatest_return,
+        }
         return json, tensors
 
     def restore(self, json: Json, tensors: Tensors) -> None:
@@ -265,6 +298,7 @@ class DQN(Agent):
         restore_optimiser(self.learner.optimiser, names, below("optimiser", tensors))
         self.update_stream.set_state(tensors["update_stream"].cpu())
         self._period.restore(json["target_period"])
+        self.learner.greatest_return = json["greatest_return"]
 
 
 def check_task(spec: EnvSpec) -> None:
@@ -282,19 +316,41 @@ def check_task(spec: EnvSpec) -> None:
             spec.action_codec.check_mask(column.shape)
 
 
+def first_action(spec: EnvSpec) -> int | None:
+    """Where actions are plain consecutive numbers, the first of them: then nothing has to be looked
+    up in the table, which takes as long as a small network. Else None."""
+    space = spec.action_space
+    plain = isinstance(space, spaces.Discrete) and spec.distinct_actions is None
+    return int(space.start) if plain else None  # type: ignore[attr-defined]
+
+
 def _allowed(extras: dict[str, Tensor]) -> Tensor | None:
     """[B, A] bool. Where all is over nothing may be legal, and what is there does not count."""
     mask = extras.get("action_mask")
     return None if mask is None else (mask != 0) | ~mask.any(-1, keepdim=True)
 
 
-def _told(config: DQNConfig, network: str, frames: int, is_vector: bool) -> str:
-    """The toggles in one line."""
-    parts = [f"network {network}", "" if is_vector else f"{frames} frames"]
+def _told(config: DQNConfig, network: str, stacked: int, repeat: int) -> str:
+    """The toggles in one line, with schedules in agent steps and in frames."""
+
+    def steps(count: int) -> str:
+        return f"{count:,} agent steps ({count * repeat:,} frames)"
+
+    parts = [f"network {network}", f"stacks of {stacked}" if stacked else ""]
     parts += [name for name in ("double", "dueling") if getattr(config, name)]
     parts += [f"{config.n_step}-step returns"]
     for name in ("distribution", "noisy", "munchausen"):
         kind = getattr(config, name).kind
         parts += [] if kind == "none" else [name if kind == "on" else f"{name} {kind}"]
-    parts += [f"epsilon {config.exploration.kind}", f"target copied by {config.target.kind}"]
+    epsilon, target = config.exploration, config.target
+    if isinstance(epsilon, LinearEpsilon):
+        parts += [
+            f"epsilon {epsilon.start:g} to {epsilon.end:g} over {steps(epsilon.decay_agent_steps)}"
+        ]
+    else:
+        parts += ["no epsilon"]
+    if isinstance(target, SyncByAgentSteps):
+        parts += [f"target copied every {steps(target.period_agent_steps)}"]
+    else:
+        parts += [f"target copied every {target.period_updates:,} updates"]
     return "DQN: " + ", ".join(part for part in parts if part) + "."

@@ -19,7 +19,8 @@ from forethought.agents.dqn import targets
 from forethought.agents.dqn.config import C51, IQN, DQNConfig, Munchausen, RMSProp
 from forethought.agents.dqn.heads import QNetwork
 from forethought.nets.noisy import NetNoise, draw_noise
-from forethought.nets.optimisers import DeepMindRMSProp, clip_gradients
+from forethought.nets.optimisers import DeepMindRMSProp, adam, clip_gradients
+from forethought.tracking.columns import VALUE_SHARE
 
 METRICS = (
     "loss",
@@ -27,6 +28,7 @@ METRICS = (
     "td_target_mean",
     "q_mean",
     "q_max",
+    VALUE_SHARE,
     "grad_norm",
     "lr",
     "nonfinite",
@@ -55,7 +57,7 @@ class UpdateNoise:
 
     online: NetNoise | None = None
     select: NetNoise | None = None
-    """Of whoever chooses the next action: the online network with agent.double."""
+    """Of the online network where it chooses the next action (agent.double)."""
     target: NetNoise | None = None
     tau: Tensor | None = None  # [B, N]
     target_tau: Tensor | None = None  # [B, N']
@@ -74,16 +76,19 @@ def draw_update_noise(
     def fractions(count: int) -> Tensor:
         return torch.rand(rows, count, generator=generator, device=generator.device)
 
-    noise = UpdateNoise(online=layers(), select=layers(), target=layers())
+    noise = UpdateNoise(
+        online=layers(), target=layers(), select=layers() if config.double else None
+    )
     kind = config.distribution
     if not isinstance(kind, IQN):
         return noise
+    munchausen = isinstance(config.munchausen, Munchausen)
     return replace(
         noise,
         tau=fractions(kind.taus),
         target_tau=fractions(kind.target_taus),
         select_tau=fractions(kind.policy_taus),
-        now_tau=fractions(kind.policy_taus),
+        now_tau=fractions(kind.policy_taus) if munchausen else None,
     )
 
 
@@ -96,6 +101,8 @@ class Learner:
         self.sync()
         self.parameters: list[nn.Parameter] = list(online.parameters())
         self.optimiser = make_optimiser(self.parameters, config)
+        self.greatest_return = 0.0
+        """The greatest |R| of any transition so far."""
 
     def update(self, batch: Transitions, noise: UpdateNoise) -> tuple[dict[str, float], Tensor]:
         """One step; its metrics, and the new priority of each transition [B].
@@ -118,19 +125,32 @@ class Learner:
             q_taken = q.gather(1, batch.action[:, None]).squeeze(1)
             goal = (y * self.online.support).sum(-1) if self._categorical else y.mean(-1)
             error = (goal - q_taken).abs()  # [B]
-            shown = torch.stack(
-                [weighted.mean(), error.mean(), goal.mean(), q_taken.mean(), q.max()]
-            )
-            # Asked for apart: the projection of C51 clamps an infinite return to a finite one.
-            returns = batch.reward.sum()
+            means = (weighted.mean(), error.mean(), goal.mean(), q_taken.mean(), q.max())
+            # The return apart: the projection of C51 clamps an infinite one to a finite one.
+            sizes = (q.abs().max(), batch.reward.abs().max())
+            *shown, q_size, r_size = torch.stack([*means, *sizes]).tolist()
         names = ("loss", "td_error_abs", "td_target_mean", "q_mean", "q_max")
-        metrics = dict(zip(names, shown.tolist(), strict=True))
+        metrics = dict(zip(names, shown, strict=True))
         metrics |= {"grad_norm": norm, "lr": self.optimiser.param_groups[0]["lr"]}
-        if not all(map(math.isfinite, (*metrics.values(), returns.item()))):
+        if not all(map(math.isfinite, (*metrics.values(), q_size, r_size))):
             return metrics | {"nonfinite": 1.0}, error
         self.optimiser.step()
+        metrics |= self._value_share(q_size, r_size)
         plain = self.online.values == 1 and self.online.embedding is None
         return metrics | {"nonfinite": 0.0}, error if plain else each.detach()
+
+    def _value_share(self, q_size: float, r_size: float) -> dict[str, float]:
+        """The greatest |Q| over r_max / (1 - gamma), where there is such a bound.
+
+        r_max is the greatest |R| so far: more than a step pays if n steps are summed, so that the
+        bound is rather too wide. Munchausen's bonus is part of what a step pays.
+        """
+        self.greatest_return = max(self.greatest_return, r_size)
+        tricks, pays = self.config.munchausen, self.greatest_return
+        if isinstance(tricks, Munchausen):
+            pays += tricks.alpha * -tricks.clip
+        bound = pays / (1 - self.config.gamma) if self.config.gamma < 1 else 0.0
+        return {VALUE_SHARE: q_size / bound} if bound > 0 else {}
 
     @torch.no_grad()
     def targets(self, batch: Transitions, noise: UpdateNoise) -> Tensor:
@@ -184,5 +204,4 @@ def make_optimiser(parameters: list[nn.Parameter], config: DQNConfig) -> torch.o
     chosen = config.optimiser
     if isinstance(chosen, RMSProp):
         return DeepMindRMSProp(parameters, chosen.lr, chosen.decay, chosen.epsilon)
-    # Fused: an eighth of the default's time for a Nature network on a CPU.
-    return torch.optim.Adam(parameters, lr=chosen.lr, eps=chosen.epsilon, fused=True)
+    return adam([{"params": parameters, "lr": chosen.lr}], chosen.epsilon)
