@@ -10,13 +10,12 @@ holds are resumed or, where complete, only evaluated. Writes docs/results/dqn_le
 from __future__ import annotations
 
 import argparse
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from learning_kinds import outcome, summary
 from results import write
-from runs import train_or_resume
+from runs import at_once, train_or_resume
 
 TASK = "minatar:breakout"
 AIM = 6.0
@@ -48,8 +47,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     # Seed by seed, so that a benchmark cut short has something of every member.
     work = [(seed, member) for seed in options.seeds for member in options.members]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = list(pool.map(lambda pair: learn(pair[1], pair[0], options), work))
+    outcomes = at_once(options.jobs, lambda pair: learn(pair[1], pair[0], options), work)
     found: dict[str, Any] = {}
     for member in options.members:
         runs = [x for (_, name), x in zip(work, outcomes, strict=True) if name == member]

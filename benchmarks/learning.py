@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from forethought.tracking import RunDirectory
 from results import write
-from runs import curve, evaluated, origin, train_or_resume
+from runs import at_once, curve, evaluated, origin, train_or_resume
 
 TASKS = {
     "dmc:cartpole-swingup": {"required": 750, "published": 839.4},
@@ -64,8 +63,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     # Seed by seed, so that a benchmark cut short has something of every task.
     work = [(task, seed) for seed in options.seeds for task in options.tasks]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        found = list(pool.map(lambda pair: learn(*pair, options), work))
+    found = at_once(options.jobs, lambda pair: learn(*pair, options), work)
     tasks = {}
     for task in options.tasks:
         runs = [result for (name, _), result in zip(work, found, strict=True) if name == task]

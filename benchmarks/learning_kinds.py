@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,15 @@ import numpy as np
 
 from forethought.report.statistics import estimate, mean
 from results import write
-from runs import curve, evaluated, forethought, minutes_of_training, origin, train_or_resume
+from runs import (
+    at_once,
+    curve,
+    evaluated,
+    forethought,
+    minutes_of_training,
+    origin,
+    train_or_resume,
+)
 
 MOST_MINUTES = 20
 
@@ -177,8 +184,7 @@ def main() -> None:
 
     # Seed by seed, so that a benchmark cut short has something of every kind.
     work = [(seed, kind) for seed in options.seeds for kind in options.kinds]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = list(pool.map(made, work))
+    outcomes = at_once(options.jobs, made, work)
     for kind in options.kinds:
         of_kind = [found for (_, name), found in zip(work, outcomes, strict=True) if name == kind]
         if kind == "offline":

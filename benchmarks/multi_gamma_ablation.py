@@ -16,7 +16,6 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from forethought.files import read_json
 from forethought.report.statistics import area_under_curve
 from forethought.tracking import RunDirectory, read_rows
 from results import write
-from runs import curve, forethought
+from runs import at_once, curve, forethought
 from tdmpc2_speed import auxiliary_overhead, small
 
 TASKS = ("dmc:cartpole-swingup", "dmc:reacher-easy")
@@ -236,8 +235,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     # Seed by seed, so that an ablation cut short has whole pairs.
     work = [(t, v, s) for s in options.seeds for t in options.tasks for v in options.variants]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        found = list(pool.map(lambda one: learn(*one, options), work))
+    found = at_once(options.jobs, lambda one: learn(*one, options), work)
     runs = [run for run in found if run is not None]
     torch.set_num_threads(1)
     timed = {variant: gammas_of(variant) for variant in options.variants if variant != "a0"}

@@ -6,10 +6,37 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forethought.tracking import RunDirectory, read_rows
+
+Work = TypeVar("Work")
+Found = TypeVar("Found")
+
+
+def at_once(jobs: int, learn: Callable[[Work], Found], work: Sequence[Work]) -> list[Found]:
+    """`learn` of all work, `jobs` at a time. One that fails or is stopped lets none begin after it:
+    a pool alone would start the next run before it hears of the end of the last."""
+    stop = threading.Event()
+
+    def one(item: Work) -> Found:
+        if stop.is_set():
+            raise SystemExit("Not begun: another run failed or was stopped.")
+        try:
+            return learn(item)
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            return list(pool.map(one, work))
+        finally:
+            stop.set()
 
 
 def forethought(*arguments: str, log: Path | None = None) -> str:

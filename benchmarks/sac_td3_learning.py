@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from forethought.config import RunConfig, build_run_config
 from forethought.report.statistics import Estimate, estimate, mean
 from forethought.tracking import RunDirectory
 from results import ROOT, write
-from runs import curve, evaluated, train_or_resume
+from runs import at_once, curve, evaluated, train_or_resume
 
 STEPS = {"gym:Pendulum-v1": 10_000, "gym:HalfCheetah-v5": 50_000}
 SEED_STEPS = {"gym:Pendulum-v1": 1_000, "gym:HalfCheetah-v5": 10_000}
@@ -241,8 +240,7 @@ def main() -> None:
         for task in options.tasks
         for agent in options.agents
     ]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        found = list(pool.map(lambda one: both(*one, options), work))
+    found = at_once(options.jobs, lambda one: both(*one, options), work)
     tasks: dict[str, dict[str, Any]] = {}
     for task in options.tasks:
         agents = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 from typing import Any
 
 import gymnasium
@@ -26,6 +27,7 @@ from forethought.envs import (
 )
 from forethought.envs.atari_game import Stickiness
 from forethought.envs.film import FilmedEnv
+from forethought.extras import install_extra
 from tests.test_envs import CHECKER
 
 
@@ -244,7 +246,7 @@ def test_a_missing_extra_names_the_line_that_installs_it(monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "cv2" else there(name)
     )
-    with pytest.raises(ConfigError, match=r"needs cv2: run pip install 'forethought\[atari\]'"):
+    with pytest.raises(ConfigError, match=re.escape(f"needs cv2: run {install_extra('atari')}.")):
         check_task("atari:Pong")
 
 

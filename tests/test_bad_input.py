@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from forethought.cli import main
+from forethought.extras import install_extra
 
 PENDULUM = "gym:Pendulum-v1"
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -90,13 +91,13 @@ def test_a_replay_that_does_not_fit_or_has_no_device_is_refused(refused):
 )
 def test_a_missing_extra_of_a_task_says_what_to_install(refused, hide, task, module, extra):
     hide(module)
-    assert f"pip install 'forethought[{extra}]'" in refused(*train(task=task))
+    assert install_extra(extra) in refused(*train(task=task))
 
 
 @pytest.mark.parametrize("sink", ["tensorboard", "wandb"])
 def test_a_missing_extra_of_a_sink_says_what_to_install(refused, hide, sink):
     hide(sink)
-    assert f"pip install 'forethought[{sink}]'" in refused(*train(f"--track.{sink}"))
+    assert install_extra(sink) in refused(*train(f"--track.{sink}"))
 
 
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])

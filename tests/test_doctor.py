@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from forethought import doctor
+from forethought import doctor, extras
 from forethought.cli import main
 from forethought.doctor import Finding
 from forethought.envs import rendering
@@ -61,7 +61,7 @@ def test_the_table_shows_the_command_of_a_missing_extra(capsys, monkeypatch):
         return version(name)
 
     monkeypatch.setattr(importlib.metadata, "version", absent)
-    monkeypatch.setattr(doctor, "CONSTRAINTS", Path("nowhere"))
+    monkeypatch.setattr(extras, "CHECKOUT", Path("nowhere"))
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(doctor, "CHECKS", (doctor._python, doctor._extras))
     assert main(["doctor"]) == 0  # an extra is not the core
@@ -74,10 +74,14 @@ def test_the_table_shows_the_command_of_a_missing_extra(capsys, monkeypatch):
 
 def test_in_a_checkout_the_advice_names_the_constraints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor, "CONSTRAINTS", tmp_path / "constraints.txt")
-    assert doctor._install("dmc") == "pip install 'forethought[dmc]'"
+    monkeypatch.setattr(extras, "CHECKOUT", tmp_path)
+    assert extras.install_extra("dmc") == "pip install 'forethought[dmc]'"
     (tmp_path / "constraints.txt").touch()
-    assert doctor._install("dmc") == "pip install -c constraints.txt 'forethought[dmc]'"
+    assert extras.install_extra("dmc") == "pip install -c constraints.txt -e '.[dmc]'"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert extras.install_extra("dmc") == "pip install -c ../constraints.txt -e '..[dmc]'"
+    assert extras.install("tyro>=1") == "pip install -c ../constraints.txt 'tyro>=1'"
 
 
 def test_videos_need_pygame_which_draws_the_classic_control_tasks(monkeypatch):
@@ -86,7 +90,7 @@ def test_videos_need_pygame_which_draws_the_classic_control_tasks(monkeypatch):
     monkeypatch.setattr(doctor, "_version", lambda name: None if "pygame" in name else "2.34")
     found = find(doctor._extras, "extra video")
     assert not found.ok and found.found == "no pygame-ce"
-    assert found.advice.endswith("'forethought[video]'")
+    assert found.advice == extras.install_extra("video")
 
 
 # Requirements
@@ -150,7 +154,7 @@ def test_a_version_that_an_extra_does_not_take_is_told(monkeypatch):
     installed_as(monkeypatch, mujoco="4.0.0")
     found = find(doctor._extras, "extra dmc")
     assert not found.ok and found.found == "mujoco 4.0.0, but must be <4,>=3.17"
-    assert found.advice.endswith("'forethought[dmc]'")
+    assert found.advice == extras.install_extra("dmc")
 
 
 def test_a_version_that_the_core_does_not_take_is_told(monkeypatch):

@@ -21,6 +21,7 @@ from forethought.envs import (
     make_single,
     spec_of,
 )
+from forethought.extras import install_extra
 from forethought.spaces import random_action
 from tests.stubs import CounterEnv, EntityEnv, ImageEnv, NestedEnv
 
@@ -127,7 +128,7 @@ def test_a_missing_extra_is_told_with_the_line_that_installs_it(monkeypatch, tas
     monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(ConfigError) as caught:
         make_env(task)
-    assert str(caught.value) == f"{task} needs {module}: run pip install 'forethought[{extra}]'."
+    assert str(caught.value) == f"{task} needs {module}: run {install_extra(extra)}."
 
 
 @pytest.mark.filterwarnings("ignore:.*Hopper-v3 is out of date")

@@ -12,6 +12,7 @@ import pytest
 
 from forethought.cli import main
 from forethought.config import layer
+from forethought.extras import install_extra
 from forethought.files import FileError
 from forethought.report import curves
 from forethought.report.groups import collect
@@ -446,7 +447,7 @@ def test_without_matplotlib_a_sentence_says_what_to_install(tmp_path, monkeypatc
     make_run(tmp_path / "run", {100: 1.0})
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "x.html")]) == 1
-    assert "pip install 'forethought[report]'" in capsys.readouterr().err
+    assert install_extra("report") in capsys.readouterr().err
 
 
 def test_report_and_compare_import_no_torch(tmp_path):

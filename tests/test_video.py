@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ import pytest
 from forethought.clock import Clock
 from forethought.config import ConfigError, EvalConfig
 from forethought.envs import EpisodeLog
+from forethought.extras import install_extra
 from forethought.tracking import RunDirectory, Tracker
 from forethought.tracking.tensorboard import TensorBoardSink
 from forethought.tracking.video import (
@@ -121,7 +123,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(tmp_path, mo
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "imageio_ffmpeg" else found(name)
     )
-    with pytest.raises(ConfigError, match=r"pip install 'forethought\[video\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_extra("video"))):
         require_video("It")
     config = stub_run(GREY, eval={"video_every_evaluations": 1})
     with pytest.raises(ConfigError, match=r"eval\.video_every_evaluations needs imageio"):

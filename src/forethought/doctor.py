@@ -25,11 +25,11 @@ from functools import cache
 from pathlib import Path
 
 from forethought.config import ForethoughtError
+from forethought.extras import install, install_extra
 
 PACKAGE = "forethought"
 NOT_FOR_USERS = ("all", "dev")
 """Extras that only gather others."""
-CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 """Exists in a checkout only."""
 REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[[^]]*\])?\s*\(?([^;()]*)\)?\s*(?:;(.*))?")
 """`imageio[ffmpeg]>=2.34; extra == "video"`: the name, the versions, the marker."""
@@ -236,7 +236,7 @@ def _core() -> Iterator[Finding]:
         yield Finding("requirements", False, found, f"reinstall {PACKAGE}", core=True)
     for one in needed:
         problem = one.import_problem()
-        advice = _pip(f"{one.name}{one.wanted}") if problem else ""
+        advice = install(f"{one.name}{one.wanted}") if problem else ""
         yield Finding(one.name, not problem, problem or str(one.version), advice, core=True)
 
 
@@ -274,7 +274,7 @@ def _kernels() -> Iterator[Finding]:
 
 def _rendering() -> Iterator[Finding]:
     if importlib.util.find_spec("mujoco") is None:
-        yield Finding("rendering", False, "MuJoCo is not installed", _install("dmc"))
+        yield Finding("rendering", False, "MuJoCo is not installed", install_extra("dmc"))
         return
     from forethought.envs import rendering
 
@@ -294,12 +294,14 @@ def _extras() -> Iterator[Finding]:
     for extra, parts in needed.items():
         problems = [problem for part in parts if (problem := part.problem())]
         told = ", ".join(problems or [f"{part.name} {part.version}" for part in parts])
-        yield Finding(f"extra {extra}", not problems, told, _install(extra) if problems else "")
+        yield Finding(
+            f"extra {extra}", not problems, told, install_extra(extra) if problems else ""
+        )
 
 
 def _ffmpeg() -> Iterator[Finding]:
     if importlib.util.find_spec("imageio_ffmpeg") is None:
-        yield Finding("ffmpeg", False, "no videos", _install("video"))
+        yield Finding("ffmpeg", False, "no videos", install_extra("video"))
         return
     import imageio_ffmpeg
 
@@ -309,7 +311,7 @@ def _ffmpeg() -> Iterator[Finding]:
     )
     good = done.returncode == 0
     found = " ".join(done.stdout.split()[:3]) if good else "it does not start"
-    yield Finding("ffmpeg", good, found, "" if good else _install("video"))
+    yield Finding("ffmpeg", good, found, "" if good else install_extra("video"))
 
 
 def _machine() -> Iterator[Finding]:
@@ -365,13 +367,3 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _install(extra: str) -> str:
-    return _pip(f"forethought[{extra}]")
-
-
-def _pip(what: str) -> str:
-    """In a checkout with the tested versions: without them pip may take another torch."""
-    with_file = f"-c {os.path.relpath(CONSTRAINTS)} " if CONSTRAINTS.is_file() else ""
-    return f"pip install {with_file}'{what}'"

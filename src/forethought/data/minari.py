@@ -27,6 +27,7 @@ from forethought.data.dataset import Dataset
 from forethought.data.layout import DatasetError
 from forethought.data.space_json import space_from_json
 from forethought.data.writer import SHARD_BYTES, check_out, from_gym_steps, write_dataset
+from forethought.extras import install_extra
 from forethought.spaces.agent_view import agent_action, agent_space
 from forethought.spaces.spec import EnvSpec
 
@@ -91,9 +92,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         import h5py
     except ImportError:
-        raise ConfigError(
-            "Minari datasets need h5py: run pip install 'forethought[offline]'."
-        ) from None
+        raise ConfigError(f"Minari datasets need h5py: run {install_extra('offline')}.") from None
     if not path.is_file():
         raise DatasetError(f"{path} is missing.")
     if not h5py.is_hdf5(path):

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 
 from forethought.config import ConfigError
+from forethought.extras import install_extra
 from forethought.spaces.images import has_image
 
 LIST_HINT = "'forethought list tasks' shows all."
@@ -31,9 +32,7 @@ def require_extra(task: str, extra: str, *modules: str) -> None:
     """Refuse a task whose modules are not installed, with the line that installs them."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        raise ConfigError(
-            f"{task} needs {' and '.join(missing)}: run pip install 'forethought[{extra}]'."
-        )
+        raise ConfigError(f"{task} needs {' and '.join(missing)}: run {install_extra(extra)}.")
 
 
 def require_images(task: str, obs: str | None, env: gymnasium.Env[Any, Any]) -> None:

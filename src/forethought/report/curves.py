@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forethought.config import ForethoughtError
+from forethought.extras import install_extra
 from forethought.report import statistics
 from forethought.report.groups import Collection, Group
 from forethought.report.published import Published
@@ -378,6 +379,6 @@ def _style() -> AbstractContextManager[Any]:
         from matplotlib import rc_context
     except ImportError as error:
         raise ForethoughtError(
-            "Pictures need matplotlib: pip install 'forethought[report]'."
+            f"Pictures need matplotlib: run {install_extra('report')}."
         ) from error
     return rc_context(STYLE)

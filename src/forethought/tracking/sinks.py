@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
 
 from forethought.config import ConfigError, TrackConfig
+from forethought.extras import install_extra
 from forethought.tracking.columns import Row
 from forethought.tracking.run_directory import RunDirectory
 
@@ -137,7 +138,7 @@ def make_sinks(track: TrackConfig, steps: int, unit: str = "agent_steps") -> lis
         if wanted and find_spec(package) is None:
             raise ConfigError(
                 f"track.{package} is true, but the package {package} is not installed: "
-                f"pip install 'forethought[{package}]'."
+                f"run {install_extra(package)}."
             )
     x = "env_frames" if unit == "agent_steps" else unit
     sinks: list[Sink] = []

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.config import ConfigError, ForethoughtError
+from forethought.extras import install_extra
 from forethought.files import fsync_dir, fsync_file
 
 Picture = NDArray[np.uint8]
@@ -43,9 +44,7 @@ class VideoError(ForethoughtError):
 def require_video(what: str) -> None:
     """Refuse, before any work, what needs the extra that is not installed."""
     if any(importlib.util.find_spec(name) is None for name in ("imageio", "imageio_ffmpeg")):
-        raise ConfigError(
-            f"{what} needs imageio with ffmpeg: run pip install 'forethought[video]'."
-        )
+        raise ConfigError(f"{what} needs imageio with ffmpeg: run {install_extra('video')}.")
 
 
 def check_file(path: Path) -> None:
