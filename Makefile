@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # One thread per process: on a few cores, idle OpenMP threads that spin cost more than they give.
 ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help setup quickstart test test-slow lint type bench learn learn-kinds learn-dqn learn-sac-td3 learn-quickstart ablation resume-check faults faults-beside-sb3 clean
+.PHONY: help setup quickstart test test-slow lint type bench learn learn-kinds learn-dqn learn-atari learn-sac-td3 learn-quickstart ablation resume-check faults faults-beside-sb3 clean
 .DEFAULT_GOAL := help
 SEED ?= 1
 QUICK := $(if $(wildcard $(STAMP)),$(VENV),.venv-quickstart)
@@ -66,6 +66,9 @@ learn-kinds: setup  ## likewise for discrete actions, pixels and recorded data, 
 
 learn-dqn: setup  ## plain, modern and Rainbow DQN on MinAtar, three seeds, resumable (hours)
 	$(ENV) $(PY) benchmarks/dqn_learning.py
+
+learn-atari: setup  ## dqn_modern for 200,000 decisions of an Atari game, three seeds, resumable (hours)
+	$(ENV) $(PY) benchmarks/atari_learning.py
 
 learn-sac-td3: setup  ## SAC and TD3 beside Stable-Baselines3, three seeds, resumable (hours)
 	$(ENV) $(PY) benchmarks/sac_td3_learning.py

@@ -4,7 +4,8 @@
 
 Each run has 500,000 decisions and one core. The last checkpoint is evaluated over 30 episodes. What
 is asked: 6 at least for each member, and of modern no less than of plain. Runs that FOLDER already
-holds are resumed or, where complete, only evaluated. Writes docs/results/dqn_learning.json.
+holds are resumed or, where complete, only evaluated. Writes docs/results/dqn_learning.json and
+docs/pictures/dqn_learning.png.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from learning_kinds import outcome, summary
-from results import write
+from results import ROOT, write
 from runs import at_once, train_or_resume
 
 TASK = "minatar:breakout"
@@ -33,6 +34,24 @@ def learn(member: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     length = ["--steps", str(options.steps)] if options.steps else []
     train_or_resume(run, "dqn", TASK, *presets, *length, "--seed", str(seed), "--track.no_console")
     return outcome(run, seed, options.episodes)
+
+
+def draw(members: dict[str, dict[str, Any]], title: str, path: Path) -> None:
+    """The evaluations of every run, a colour for each member, and random play as a line."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for place, (name, found) in enumerate(members.items()):
+        for number, run in enumerate(found["runs"]):
+            x, y = zip(*run["curve"], strict=True)
+            axes.plot(x, y, color=f"C{place}", alpha=0.8, label=None if number else name)
+    random = next(iter(members.values()))["random_return_mean"]
+    axes.axhline(random, color="gray", linestyle=":", label="random play")
+    axes.set(title=title, xlabel="environment frames", ylabel="return of evaluations")
+    axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def main() -> None:
@@ -57,8 +76,15 @@ def main() -> None:
             f"{member}: {facts['return_mean']:.1f} {facts['interval_over_seeds']}, random play "
             f"{facts['random_return_mean']:.1f} {facts['random_interval']}, aim {AIM}"
         )
+    result: dict[str, Any] = {"task": TASK, "members": found}
+    if {"plain", "modern"} <= found.keys():
+        plain, modern = (found[name]["return_mean"] for name in ("plain", "modern"))
+        result["modern_at_least_plain"] = modern >= plain
+        print(f"modern at least plain: {'yes' if modern >= plain else 'no'}")
+    folder = options.out if options.steps else ROOT / "docs" / "pictures"
+    draw(found, TASK, folder / "dqn_learning.png")
     if not options.steps:
-        print(f"written: {write('dqn_learning', {'task': TASK, 'members': found})}")
+        print(f"written: {write('dqn_learning', result)}")
 
 
 if __name__ == "__main__":

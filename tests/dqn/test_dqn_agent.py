@@ -191,6 +191,18 @@ def test_confirmed_target_sync_comes_exactly_at_the_period_in_agent_steps(jump):
     assert seen == [40, 60]
 
 
+def test_a_target_that_nobody_would_ever_copy_is_told_of_once(caplog):
+    agent = make_agent(options(target={"kind": "agent_steps", "period_agent_steps": 20}))
+    fill(agent)
+    agent.train(3)
+    [told] = [record.message for record in caplog.records]
+    assert "copied every 20 agent steps, but nobody counts them" in told
+    other = make_agent(options(target={"kind": "updates"}))
+    fill(other)
+    other.train(1)
+    assert len(caplog.records) == 1
+
+
 def test_target_is_the_online_network_when_learning_begins():
     assert synced(make_agent(options(noisy={"kind": "factorised"}, dueling=True)))
 

@@ -18,6 +18,7 @@ from forethought.agents.base import (
     Tensors,
     below,
     check_shapes,
+    log,
     parameter_names,
 )
 from forethought.agents.dqn.act import ActState, choose
@@ -213,6 +214,13 @@ class DQN(Agent):
         """One gradient step on the given transitions; then their priorities, then the target."""
         by_updates = isinstance(self.config.target, SyncByUpdates)
         if self.updates == 0 and not by_updates:
+            if self.clock.agent_steps == 0:
+                log.warning(
+                    "The target network is copied every %d agent steps, but nobody counts them, so "
+                    "it never is: give the agent the clock that you count with by `follow`, or "
+                    "count updates (agent.target of kind updates).",
+                    self._period.period,
+                )
             # Periods that ended before anything was learned are none.
             self._period.due(max(0, self.clock.agent_steps - self.num_envs))
         self.updates += 1
