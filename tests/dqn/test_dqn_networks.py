@@ -164,13 +164,13 @@ def test_dead_units_are_those_that_no_observation_moves(distribution):
     network = make_network(image_spec((10, 10, 4), dtype=np.bool_), config)
     x = torch.rand(64, 10, 10, 4, generator=torch.Generator().manual_seed(0)) < 0.5
     tau = torch.linspace(0, 1, 64 * 6).reshape(64, 6) if network.embedding is not None else None
+    layers = [(network.trunk.layers[1], 4), (network.advantage.hidden, 32)]
+    layers += [] if network.embedding is None else [(network.embedding.linear, 0)]
     with torch.no_grad():
-        conv, hidden = network.trunk.layers[1], network.advantage.hidden
-        for layer, dead in ((conv, 4), (hidden, 32)):
+        for layer, dead in layers:  # the weights hardly count beside the biases
+            layer.weight.mul_(1e-3)
             layer.bias.fill_(9.0)
             layer.bias[:dead] = -99.0
-        if network.embedding is not None:
-            network.embedding.linear.bias.fill_(9.0)
     embedded = 16 * 8 * 8 if network.embedding is not None else 0
     wanted = 36 / (16 + 128 + embedded)
     assert dead_share(network, x, tau) == pytest.approx(wanted, abs=1e-6)

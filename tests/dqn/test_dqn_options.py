@@ -121,6 +121,10 @@ def test_the_numbers_of_the_papers():
     assert clips == {"c51": 10.0, "qr": 10.0, "iqn": None}, "max_global_grad_norm of DQN Zoo"
     begins = {name: x.train.seed_agent_steps for name, x in zoo.items()}
     assert begins == {"c51": 50_000, "qr": 50_000, "iqn": 20_000}, "min_replay_capacity_fraction"
+    norms = {
+        name: run(f"dqn_{name}").replay.is_norm for name in ("rainbow", "100k", "btr", "modern")
+    }
+    assert set(norms.values()) == {"batch"}, "as Dopamine, DQN Zoo, Kaixhin's Rainbow have it"
     assert isinstance(run("dqn_modern").replay, PrioritizedReplayConfig)
     assert run("dqn_modern").replay.alpha == 0.5
 

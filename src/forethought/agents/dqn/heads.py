@@ -126,7 +126,7 @@ class QNetwork(nn.Module):
         """The expected return of every action: [..., A, N] -> [..., A]."""
         if isinstance(self.distribution, C51):
             return (torch.softmax(out, -1) * self.support).sum(-1)
-        return out.mean(-1)
+        return out.squeeze(-1) if out.shape[-1] == 1 else out.mean(-1)
 
     def loss(self, predicted: Tensor, target: Tensor, tau: Tensor | None) -> Tensor:
         """Of each transition: the taken action's values [B, N] and their target [B, N'] -> [B]."""
