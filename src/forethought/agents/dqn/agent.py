@@ -328,8 +328,9 @@ def first_action(spec: EnvSpec) -> int | None:
     """Where actions are plain consecutive numbers, the first of them: then nothing has to be looked
     up in the table, which takes as long as a small network. Else None."""
     space = spec.action_space
-    plain = isinstance(space, spaces.Discrete) and spec.distinct_actions is None
-    return int(space.start) if plain else None  # type: ignore[attr-defined]
+    if isinstance(space, spaces.Discrete) and spec.distinct_actions is None:
+        return int(space.start)
+    return None
 
 
 def _allowed(extras: dict[str, Tensor]) -> Tensor | None:
