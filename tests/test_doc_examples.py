@@ -61,6 +61,13 @@ SMALL = {
     "--eval.episodes": "1",
 }
 """What makes any training one of seconds, in the place of what a page says."""
+SMALL_PIXELS = {
+    **SMALL,
+    "--steps": "24",
+    "--env.max_episode_steps": "8",
+    "--train.seed_agent_steps": "20",
+}
+"""Fewer pictures: without a graphics card, one takes longer than a decision."""
 SMALL_OFFLINE = {
     "--preset": "debug",
     "--offline.updates": "4",
@@ -333,7 +340,8 @@ def put_in(word, runs):
 def made_small(words):
     """A training command that takes seconds; its own presets and flags are still read."""
     kept = list(words)
-    small = SMALL_OFFLINE if "--offline.data" in kept else SMALL
+    small = SMALL_PIXELS if draws_pixels(kept) else SMALL
+    small = SMALL_OFFLINE if "--offline.data" in kept else small
     for flag in ("--steps", "--offline.updates"):  # the only ones of them that pages give
         if flag in kept:
             at = kept.index(flag)
