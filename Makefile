@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # One thread per process: on a few cores, idle OpenMP threads that spin cost more than they give.
 ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 
-.PHONY: help setup quickstart test test-slow lint type bench learn learn-kinds learn-dqn learn-atari learn-sac-td3 learn-quickstart ablation resume-check faults faults-beside-sb3 clean
+.PHONY: help setup quickstart test pytest test-slow lint type bench learn learn-kinds learn-dqn learn-atari learn-sac-td3 learn-quickstart ablation resume-check faults faults-beside-sb3 clean
 .DEFAULT_GOAL := help
 SEED ?= 1
 QUICK := $(if $(wildcard $(STAMP)),$(VENV),.venv-quickstart)
@@ -22,8 +22,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	touch $@
 
-test: lint type  ## all checks and tests, as the CI runs them
-	$(ENV) $(PY) -m pytest -n 2
+# Types are checked beside the tests, which now and then only wait.
+test: lint  ## all checks and tests, as the CI runs them
+	$(MAKE) --no-print-directory -j 2 type pytest
+
+pytest: setup
+	$(ENV) $(PY) -m pytest -n 2 --dist worksteal
 
 test-slow: setup  ## the tests that wait for torch.compile (minutes)
 	$(ENV) $(PY) -m pytest -m slow

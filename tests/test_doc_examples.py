@@ -58,10 +58,29 @@ SMALL = {
     "--env.max_episode_steps": "20",
     "--train.seed_agent_steps": "40",
     "--train.seed_updates": "2",
+    "--eval.episodes": "1",
 }
 """What makes any training one of seconds, in the place of what a page says."""
-SMALL_OFFLINE = {"--preset": "debug", "--offline.updates": "4", "--env.max_episode_steps": "20"}
+SMALL_PIXELS = {
+    **SMALL,
+    "--steps": "24",
+    "--env.max_episode_steps": "8",
+    "--train.seed_agent_steps": "20",
+}
+"""Fewer pictures: without a graphics card, one takes longer than a decision."""
+SMALL_OFFLINE = {
+    "--preset": "debug",
+    "--offline.updates": "4",
+    "--env.max_episode_steps": "20",
+    "--eval.episodes": "1",
+}
 """The same for a training from recorded data."""
+SMALLER = {
+    "env": {"max_episode_steps": 20},
+    "train": {"seed_agent_steps": 380, "seed_updates": 4},
+    "eval": {"episodes": 1},
+}
+"""Laid over the preset debug: 20 of its 400 steps are planned and learned from."""
 FURTHER = "60"
 """Steps in all, where a page resumes a run with more steps."""
 
@@ -116,8 +135,9 @@ def place(tmp_path_factory):
     command = next(words for words in commands(DOCS / "your_environment.md") if "debug" in words)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     script = Path(sys.executable).parent / command[0]
+    smaller = [f"--{group}.{key}={x}" for group, keys in SMALLER.items() for key, x in keys.items()]
     done = subprocess.run(
-        [script, *command[1:], "--out", "RUN"],
+        [script, *command[1:], *smaller, "--out", "RUN"],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -175,6 +195,8 @@ def test_python_blocks_run_from_top_to_bottom(here, page, tmp_path, monkeypatch)
     Path("RUN").symlink_to(here.run)
     for module in here.folder.glob("*.py"):  # of the run's own task
         Path(module.name).symlink_to(module)
+    of_presets = presets.layers
+    monkeypatch.setattr(presets, "layers", lambda *given: [*of_presets(*given), SMALLER])
     names = {"__name__": "__main__"}
     for code in programs(page):
         exec(compile(code, page.name, "exec"), names)  # noqa: S102
@@ -232,6 +254,7 @@ def test_every_command_works_as_it_is_written(page, world, tmp_path, capsys, mon
         Path(file.name).symlink_to(file)
     refused = [shlex.split(command) for command, _ in console_examples()]
     carried_out = world.place.carried_out
+    elsewhere = []
     for program, *words in commands(page):
         words = [word for word in words if word not in ("...", "…")]
         if (program, *words) in carried_out or words in refused:
@@ -241,18 +264,22 @@ def test_every_command_works_as_it_is_written(page, world, tmp_path, capsys, mon
         elif len(words) == 1 and words[0] not in ("doctor", *HELP):
             assert words[0] in cli.VERBS, f"forethought {words[0]}"  # speaks of it in general
         else:
-            carry_out(words, world.runs, capsys)
+            elsewhere += carry_out(words, world.runs, capsys)
         carried_out.add((program, *words))
+    carry_out_elsewhere([words for words in elsewhere if draws_pixels(words)])
+    carry_out_elsewhere([words for words in elsewhere if not draws_pixels(words)])
 
 
 HELP = ("--help", "--version")
-OWN_PROCESS = ("gym:LunarLander-v3", "pixels", "tdmpc2_pixels", "tdmpc2_small_pixels")
-"""Words of commands that load libraries which crash an interpreter that has drawn with others:
-Box2D, and a second back-end of OpenGL."""
+BOX2D = "gym:LunarLander-v3"
+"""A library that crashes an interpreter which has drawn with others."""
 
 
 def carry_out(words, runs, capsys):
-    """Runs a command in this process; what it asks for must be there afterwards."""
+    """Runs a command in this process; what it asks for must be there afterwards.
+
+    Returns it instead, in a list, where it needs a process of its own.
+    """
     if words[0] == "resume":  # it changes the run, which others read
         copy = Path(f"resumed-{len(list(Path.cwd().glob('resumed-*')))}")
         shutil.copytree(runs["RUN"], copy)
@@ -263,29 +290,42 @@ def carry_out(words, runs, capsys):
     elif "--steps" in asked:
         asked[asked.index("--steps") + 1] = FURTHER
     if asked[0] == "watch" and not can_draw(asked[1]):
-        return read_only(*asked)
-    if any("pixels" in word for word in asked):
-        return carry_out_elsewhere(asked)
+        read_only(*asked)
+        return []
+    if draws_pixels(asked) or BOX2D in asked:
+        return [asked]
     capsys.readouterr()
-    if any(word in OWN_PROCESS for word in asked):
-        whole = [sys.executable, "-m", "forethought", *asked]
-        done = subprocess.run(whole, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{asked}: {done.stderr}"
-    else:
-        assert cli.main(asked) == 0, f"{asked}: {capsys.readouterr().err}"
+    assert cli.main(asked) == 0, f"{asked}: {capsys.readouterr().err}"
     for flag in ("--out", "--video"):
         if flag in asked:
             assert Path(asked[asked.index(flag) + 1]).exists(), asked
     if "--eval.video_every_evaluations" in asked and can_draw(run_in(Path("runs"))):
         assert list(Path("runs").rglob("videos/*.mp4")), asked  # without, training only warns
+    return []
 
 
-def carry_out_elsewhere(words):
-    """In a process of its own: two back-ends of OpenGL in one interpreter crash it."""
-    if any(rendering.probe(backend) is None for backend in rendering.BACKENDS):
-        command = [sys.executable, "-m", "forethought", *words]
+def draws_pixels(words):
+    return any("pixels" in word for word in words)
+
+
+ELSEWHERE = """
+import json, sys
+from forethought.cli import main
+
+for words in json.loads(sys.argv[1]):
+    if main(words) != 0:
+        sys.exit(f"{words} failed")
+"""
+
+
+def carry_out_elsewhere(asked):
+    """One after the other in a process of their own: two back-ends of OpenGL in one interpreter
+    crash it."""
+    if asked and (not draws_pixels(asked[0]) or there_is_gl()):
+        assert not any({"--out", "--video"} & set(words) for words in asked), "look for these, too"
+        command = [sys.executable, "-c", ELSEWHERE, json.dumps(asked)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{words}: {done.stderr}"
+        assert done.returncode == 0, done.stderr
 
 
 def run_in(folder):
@@ -300,11 +340,14 @@ def put_in(word, runs):
 def made_small(words):
     """A training command that takes seconds; its own presets and flags are still read."""
     kept = list(words)
-    small = SMALL_OFFLINE if "--offline.data" in kept else SMALL
+    small = SMALL_PIXELS if draws_pixels(kept) else SMALL
+    small = SMALL_OFFLINE if "--offline.data" in kept else small
     for flag in ("--steps", "--offline.updates"):  # the only ones of them that pages give
         if flag in kept:
             at = kept.index(flag)
             del kept[at : at + 2]
+    if "--env.num_envs" in kept:
+        kept[kept.index("--env.num_envs") + 1] = "2"
     return [*kept, *(word for pair in small.items() for word in pair)]
 
 
@@ -312,6 +355,10 @@ def can_draw(run):
     """Whether there is an OpenGL for MuJoCo; Gymnasium draws its own tasks by itself."""
     if json.loads((Path(run) / "run.json").read_text())["task"].startswith("gym:"):
         return True
+    return there_is_gl()
+
+
+def there_is_gl():
     return any(rendering.probe(backend) is None for backend in rendering.BACKENDS)
 
 

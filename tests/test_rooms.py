@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "forethought"
 LINES = [
     ["config", "presets"],
     ["maths"],
-    ["clock", "seeding"],
+    ["clock", "extras", "seeding"],
     ["files"],
     ["spaces"],
     ["nets"],

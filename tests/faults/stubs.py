@@ -11,15 +11,17 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium
 import numpy as np
-import pytest
 
 from forethought.envs import EnvError
 from forethought.seeding import Streams
 from tests.stubs import CounterEnv, FaultyEnv, Step
+
+if TYPE_CHECKING:  # every worker imports this file
+    import pytest
 
 VARIABLE = "FAULTY_SEEDS"
 

@@ -92,24 +92,24 @@ def test_case_09_a_run_made_longer_equals_an_undisturbed_one_though_its_end_was_
     assert ours == training_record(undisturbed.path)
 
 
-def test_case_09_a_real_kill_of_the_real_agent_resumes_exactly(tmp_path):
-    """kill -9 through the command line; the checkpoint at step 140 holds optimiser state that could
+def test_case_09_a_real_kill_of_the_real_agent_resumes_exactly(whole, tmp_path):
+    """kill -9 through the command line; the checkpoint at step 50 holds optimiser state that could
     be lost."""
-    options = ["--preset", "debug", "--steps", "150", "--train.checkpoint-every-agent-steps", "70"]
+    options = ["--preset", "debug", "--steps", "60", "--train.checkpoint-every-agent-steps", "25"]
+    options += ["--env.max-episode-steps", "20", "--train.seed-agent-steps", "40"]
     options += ["--eval.every-agent-steps", "0", "--eval.episodes", "1", "--track.no-console"]
     train = [sys.executable, "-m", "forethought", "train", "tdmpc2", "gym:Pendulum-v1", *options]
-    environment = {**os.environ, files.PAUSE_VARIABLE: "step-146:60"}
+    environment = {**os.environ, files.PAUSE_VARIABLE: "step-56:60"}
     with subprocess.Popen(
         [*train, "--out", str(tmp_path / "run")],
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert any("pausing at step-146" in line for line in process.stderr)
+        assert any("pausing at step-56" in line for line in process.stderr)
         process.kill()
     assert resume_run(tmp_path / "run").status == "done"
-    whole = train_run(tdmpc2_run("off", 150), tmp_path / "whole")
-    assert training_record(tmp_path / "run") == training_record(whole.path)
+    assert training_record(tmp_path / "run") == training_record(whole)
 
 
 # -- compiled and eager ----------------------------------------------------------------------------
@@ -124,11 +124,13 @@ def kernels():
 
 
 def tdmpc2_run(compile_: str, steps: int) -> RunConfig:
-    """Of the debug preset: a burst of 20 updates at step 100, then one update per four steps."""
+    """Of the debug preset, but shorter: a burst of 20 updates at step 40, then one update per four
+    steps; checkpoints lie inside episodes."""
     mine = {
         "steps": steps,
         "agent": {"compile": compile_},
-        "train": {"checkpoint_every_agent_steps": 70},
+        "env": {"max_episode_steps": 20},
+        "train": {"seed_agent_steps": 40, "checkpoint_every_agent_steps": 25},
         "eval": {"every_agent_steps": 0, "episodes": 1},
         "track": {"console": False},
     }
@@ -136,11 +138,17 @@ def tdmpc2_run(compile_: str, steps: int) -> RunConfig:
     return build_run_config("tdmpc2", "gym:Pendulum-v1", config_class("tdmpc2"), layers)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of 60 steps that nothing happened to."""
+    return train_run(tdmpc2_run("off", 60), tmp_path_factory.mktemp("whole") / "run").path
+
+
 def test_case_09_a_resume_with_c_kernels_is_exact(tmp_path, monkeypatch, kernels):
-    whole = train_run(tdmpc2_run("kernels", 150), tmp_path / "whole")
-    kill_at(monkeypatch, "step-146")
+    whole = train_run(tdmpc2_run("kernels", 60), tmp_path / "whole")
+    kill_at(monkeypatch, "step-56")
     with pytest.raises(Killed):
-        train_run(tdmpc2_run("kernels", 150), tmp_path / "run")
+        train_run(tdmpc2_run("kernels", 60), tmp_path / "run")
     assert resume_run(tmp_path / "run").status == "done"
     assert training_record(tmp_path / "run") == training_record(whole.path)
 
@@ -150,8 +158,8 @@ def test_checkpoints_of_compiled_and_eager_agents_are_interchangeable(
     tmp_path, kernels, before, after
 ):
     """The same weights on both sides; what follows is equal up to rounding."""
-    whole = train_run(tdmpc2_run(before, 120), tmp_path / "whole")
-    run = train_run(tdmpc2_run(before, 110), tmp_path / "run")
+    whole = train_run(tdmpc2_run(before, 60), tmp_path / "whole")
+    run = train_run(tdmpc2_run(before, 50), tmp_path / "run")
     saved = load_agent(run.path).model.state_dict()
     text = (run.path / "config.yaml").read_text()
     written = {"off": ["compile: 'off'", "compile: off"], "kernels": ["compile: kernels"]}
@@ -161,7 +169,7 @@ def test_checkpoints_of_compiled_and_eager_agents_are_interchangeable(
     changed = load_agent(run.path)
     assert changed.config.compile == after
     assert all(torch.equal(saved[name], x) for name, x in changed.model.state_dict().items())
-    assert resume_run(run.path, steps=120, override=True).status == "done"
+    assert resume_run(run.path, steps=60, override=True).status == "done"
     ours, theirs = (load_agent(path).model.state_dict() for path in (run.path, whole.path))
     for name, x in theirs.items():
         torch.testing.assert_close(ours[name], x, rtol=1e-3, atol=1e-5)
@@ -184,9 +192,9 @@ def csv_bytes(path: Path, name: str) -> list[str]:
     return (path / f"{name}.csv").read_text().splitlines()
 
 
-def test_case_10_only_the_declared_columns_measure_time(tmp_path):
+def test_case_10_only_the_declared_columns_measure_time(whole, tmp_path):
     """The rows of two equal runs as text: what differs is a time column, and episodes have one."""
-    first, second = (train_run(tdmpc2_run("off", 120), tmp_path / name).path for name in "ab")
+    first, second = whole, train_run(tdmpc2_run("off", 60), tmp_path / "run").path
     assert training_record(first) == training_record(second)
     assert RunDirectory.open(first).config() == RunDirectory.open(second).config()
     header = csv_bytes(first, "episodes")[0].split(",")

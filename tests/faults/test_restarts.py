@@ -265,10 +265,13 @@ def kill_worker_at(monkeypatch, moment: str, name: str = "env-0") -> None:
 def test_case_17_a_killed_worker_is_named_with_its_signal_and_the_run_resumes(
     tmp_path, monkeypatch
 ):
-    """By default the run halts; what it has saved goes on exactly."""
+    """By default the run halts; what it has saved goes on exactly, as it does without workers."""
     choose(monkeypatch, [])
-    config = stub_run(task("raise"), env={"num_envs": 2, "workers": True}, steps=120)
-    undisturbed = train_run(config, tmp_path / "undisturbed")
+    config, without = (
+        stub_run(task("raise"), env={"num_envs": 2, "workers": workers}, steps=120)
+        for workers in (True, False)
+    )
+    undisturbed = train_run(without, tmp_path / "undisturbed")
     kill_worker_at(monkeypatch, "step-104")
     with pytest.raises(
         EnvFailure, match=r"process \d+ of environment 0 was ended by SIGKILL during step 3;"

@@ -351,18 +351,19 @@ def forethought(*words: str) -> list[str]:
 
 
 def train_command(out: Path, *options: str) -> list[str]:
-    common = ["--preset", "debug", "--steps", "150", "--train.checkpoint-every-agent-steps", "70"]
+    common = ["--preset", "debug", "--steps", "60", "--train.checkpoint-every-agent-steps", "25"]
+    common += ["--env.max-episode-steps", "20", "--train.seed-agent-steps", "40"]
     train = forethought("train", "tdmpc2", "gym:Pendulum-v1", *common, "--track.no-console")
     return [*train, "--out", str(out), *options]
 
 
 def test_case_19_a_second_interrupt_in_a_save_leaves_at_once_and_the_checkpoints_whole(tmp_path):
-    environment = {**os.environ, files.PAUSE_VARIABLE: "save-140:60"}
+    environment = {**os.environ, files.PAUSE_VARIABLE: "save-50:60"}
     command = train_command(tmp_path / "run")
     with subprocess.Popen(
         command, env=environment, stderr=subprocess.PIPE, text=True, bufsize=1
     ) as process:
-        assert any("pausing at save-140" in line for line in process.stderr)
+        assert any("pausing at save-50" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert any("SIGINT: saving, then stopping" in line for line in process.stderr)
         began = time.monotonic()
@@ -370,7 +371,7 @@ def test_case_19_a_second_interrupt_in_a_save_leaves_at_once_and_the_checkpoints
         assert process.wait(10) == 130
         assert time.monotonic() - began < 10  # of the 60 that the save would take
     newest, skipped = files.newest_verified(tmp_path / "run" / "checkpoints")
-    assert (newest.name, skipped) == ("step-000000070", [])
+    assert (newest.name, skipped) == ("step-000000025", [])
     assert resume_run(tmp_path / "run").status == "done"
     assert status_of(tmp_path / "run") == "done"
 
