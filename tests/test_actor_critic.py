@@ -82,6 +82,26 @@ def test_the_least_of_an_ensemble_and_its_gradient(hidden: tuple[int, ...], coun
     assert all(parameter.grad is None for parameter in ensemble.parameters())
 
 
+@pytest.mark.parametrize("hidden", [(), (6,), (6, 5)], ids=len)
+@pytest.mark.parametrize("kind", [ReluMLP, partial(MLPEnsemble, 3)], ids=["one", "ensemble"])
+def test_the_way_back_by_hand_is_that_of_autograd(kind: Any, hidden: tuple[int, ...]) -> None:
+    """Whatever was computed before, for another batch too: gradients are not added up."""
+    net = kind(4, hidden, 2).double()
+    uniform_linears(net, torch.Generator().manual_seed(1))
+    for batch in (9, 9, 5):
+        x = torch.randn(batch, 4, dtype=torch.float64)
+        out = net(x)
+        factor = torch.randn_like(out)
+        wanted = torch.autograd.grad((out * factor).sum(), list(net.parameters()))
+        trace = net.trace(x)
+        torch.testing.assert_close(trace.out, out, rtol=1e-12, atol=1e-12)
+        net.learn(trace, factor)
+        for parameter, gradient in zip(net.parameters(), wanted, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-12)
+    moved = net.float().trace(torch.randn(5, 4))  # in memory of its own type
+    assert moved.out.dtype == torch.float32
+
+
 def test_members_and_layers_start_within_one_over_the_root_of_their_inputs() -> None:
     ensemble = MLPEnsemble(2, 4, (400,), 1)
     uniform_linears(ensemble, torch.Generator().manual_seed(1))

@@ -105,6 +105,34 @@ def test_an_atari_run_resumes_bit_for_bit_from_the_emulators_state(whole, tmp_pa
     assert training_record(tmp_path / "run") == training_record(whole)
 
 
+def test_four_games_of_dqn_resume_bit_for_bit(tmp_path, monkeypatch):
+    """Prioritized replay, stacks, sticky actions, lost lives; scripts/faults/exact_resume.py does
+    the same with real kills and in workers."""
+    mine = {
+        "steps": 72,
+        "agent": {"network": {"kind": "nature", "channels": [4, 4, 4], "hidden_units": 8}},
+        "env": {"num_envs": 4, "max_episode_steps": 12, "atari": {"life_loss": True}},
+        "replay": {"capacity_rows": 400, "block_rows": 8},
+        "train": {"seed_agent_steps": 24, "seed_updates": 2, "checkpoint_every_agent_steps": 20},
+        "eval": {"every_agent_steps": 0, "episodes": 1},
+        "track": {"console": False, "every_agent_steps": 30},
+    }
+    layers = [*presets.layers(["dqn_modern", "debug"], None, "dqn"), mine]
+    config = build_run_config("dqn", TASK, config_class("dqn"), layers)
+    straight = training_record(train_run(config, tmp_path / "straight").path)
+    passes = count()
+
+    def fault(name: str) -> None:
+        if name == "step-56" and next(passes) == 0:
+            raise Killed
+
+    monkeypatch.setattr(files, "fault_point", fault)
+    with pytest.raises(Killed):
+        train_run(config, tmp_path / "run")
+    assert resume_run(tmp_path / "run").status == "done"
+    assert training_record(tmp_path / "run") == straight
+
+
 def test_counts_and_scores_of_a_run(whole):
     """Finding 7: frames are decisions times the repeat; scores are raw and of whole games."""
     rows, _ = read_rows(whole / "train.csv")

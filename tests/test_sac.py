@@ -203,6 +203,13 @@ def test_a_fixed_temperature_stays_and_has_no_loss() -> None:
     assert agent.model.temperature.log_alpha.item() == pytest.approx(math.log(0.2))
 
 
+def test_a_fixed_temperature_does_not_spoil_the_dump_of_a_bad_update() -> None:
+    """It has no parameter, of which there is then no norm."""
+    json, _ = make_agent("sac", entropy=FixedEntropy(0.2)).diagnostics()
+    assert json["parts"]["temperature"] == {"parameters": 0}
+    assert json["parts"]["actor"]["parameter_norm"] > 0
+
+
 def test_a_temperature_of_zero_leaves_reward_alone() -> None:
     agent = make_agent("sac", entropy=FixedEntropy(0.0))
     metrics = agent.update(make_batch(), agent.draw_noise(True))

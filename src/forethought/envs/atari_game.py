@@ -134,14 +134,13 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
             self._press(NOOP)
             if self._ale.game_over(with_truncation=False):
                 self._begin(of_ale)
+        self._ale.getScreenGrayscale(self._screens[1])
         if self._options.fire_on_reset:
-            self._hold(FIRE)
+            self._hold(FIRE)  # a decision like any other: it leaves what is to be shown
             if self._ale.game_over(with_truncation=False):
                 self._begin(of_ale)
         if self._ale.getEpisodeFrameNumber() == self._beginning.getEpisodeFrameNumber():
             self._screens[1][:] = self._first_screen  # a state comes back without its picture
-        else:
-            self._ale.getScreenGrayscale(self._screens[1])
         self._lives, self._life_lost = self._ale.lives(), False
         self._keep_beginning()
         return self._show(), self._info()
@@ -164,10 +163,12 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
 
     def snapshot(self) -> Snapshot | None:
         """What decides the rest of the game: the emulator some decisions ago, the actions since,
-        and the screen that they must lead to. None where two frames are not seen together: then the
-        screen does not show both of the buffers that ALE draws into."""
-        if self.frames_per_step == 1 or self._older is None:
+        and the screen that they must lead to. None where that screen would prove nothing: two
+        frames are not seen together, so that it does not show both of the buffers that ALE draws
+        into; or there is no action yet, so that nothing is drawn."""
+        if self.frames_per_step == 1 or not self._since:
             return None
+        assert self._older is not None
         state, numbers = self._older
         return {
             "ale": np.frombuffer(state.serialize(), np.uint8),
@@ -206,10 +207,12 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         if any(snapshot.get(key, np.zeros(0)).shape != shape for key, shape in shapes.items()):
             return False
         actions = snapshot.get("actions", np.zeros((0, 0)))
-        if actions.ndim != 1 or len(actions) >= 2 * KEEP_EVERY:
+        if actions.ndim != 1 or not 1 <= len(actions) < 2 * KEEP_EVERY:
             return False
-        seed, frames = (int(x) for x in snapshot["numbers"][:2])
+        seed, frames, pressed = (int(x) for x in snapshot["numbers"][:3])
         known = np.all((actions >= 0) & (actions < len(self._actions)))
+        # ALE ends the whole process at an action that it does not know.
+        known = known and (pressed == NOOP or pressed in self._actions)
         return bool(known and 0 <= seed < 2**32 and 0 <= frames <= MOST_FRAMES)
 
     def _keep_beginning(self) -> None:

@@ -15,13 +15,15 @@ def health(
     """Norms and counts of entries that are not finite; for a dump, not for every update.
 
     Gradients are those of the last backward pass: clipped if their norm was over the limit, as they
-    came if it was not finite. Of parameters without one, nothing is said.
+    came if it was not finite. Of parameters without one, nothing is said; nor of norms where there
+    is no parameter at all.
     """
     weights = list(parameters)
     gradients = [p.grad for p in weights if p.grad is not None]
     states = [optimiser.state.get(p, {}) for p in weights]
     found: dict[str, float | int] = {"parameters": sum(p.numel() for p in weights)}
-    found |= _norm("parameter", weights)
+    if weights:
+        found |= _norm("parameter", weights)
     if gradients:
         found |= _norm("gradient", gradients)
     for key in ("exp_avg", "exp_avg_sq"):

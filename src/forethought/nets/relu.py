@@ -1,12 +1,15 @@
 """Plain MLPs with ReLU: one, or several equal ones that are computed together.
 
 Small networks on a CPU spend much of their time between the products, so the layers are kept in a
-plain list: finding a parameter of a module by its name costs more than some of the products.
+plain list (finding a parameter of a module by its name costs more than some of the products), and
+`trace` and `learn` are a forward and a backward pass by hand: without a graph, into memory that is
+there already, and with every gradient made as its weight lies, which autograd would have to copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self
 
@@ -17,24 +20,83 @@ from torch import Tensor, nn
 Layer = tuple[nn.Parameter, nn.Parameter]
 
 
+@dataclass(frozen=True)
+class Trace:
+    """A forward pass, as far as the way back needs it."""
+
+    out: Tensor  # [..., B, out], of this pass alone
+    inputs: list[Tensor]  # [..., B, units] of every layer; the next pass overwrites the hidden ones
+
+
 class _Layers(nn.Module):
     """Weights and biases of linear layers, in the order in which they are used."""
+
+    affine: Callable[..., Tensor]
+    """bias + x @ weight"""
+    product: Callable[..., Tensor]
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
         super().__init__()
         self.weights = nn.ParameterList(weights)
         self.biases = nn.ParameterList(biases)
         self.layers: list[Layer] = list(zip(self.weights, self.biases, strict=True))
+        self._hidden: list[Tensor] = []  # room for the values of hidden layers, and on the way
+        self._slopes: list[Tensor] = []  # back for the slopes of the loss in them
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """On some devices a move makes new parameters."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.layers = list(zip(self.weights, self.biases, strict=True))
+        self._hidden, self._slopes = [], []
         return self
+
+    def spread(self, x: Tensor) -> Tensor:
+        """The inputs [B, in], as the first layer takes them."""
+        return x
+
+    @torch.no_grad()
+    def trace(self, x: Tensor) -> Trace:
+        """The forward pass [B, in] -> [..., B, out], with what `learn` needs."""
+        *hidden, (weight, bias) = self.layers
+        inputs = [self.spread(x)]
+        for (w, b), room in zip(hidden, self._room(len(x)), strict=True):
+            inputs.append(self.affine(b, inputs[-1], w.mT, out=room).relu_())
+        return Trace(self.affine(bias, inputs[-1], weight.mT), inputs)
+
+    @torch.no_grad()
+    def learn(self, trace: Trace, slope: Tensor) -> None:
+        """Leaves the gradients of all parameters in their `grad`, given the slope of a loss in the
+        outputs [..., B, out] of the last trace. What was there is overwritten, not added to."""
+        for k in reversed(range(len(self.layers))):
+            (weight, bias), x = self.layers[k], trace.inputs[k]
+            self.product(slope.mT, x, out=_gradient(weight))
+            torch.sum(slope, -2, keepdim=bias.ndim > 1, out=_gradient(bias))
+            if k > 0:
+                below = self._slopes[k - 1]
+                self.product(slope, weight, out=below)
+                # Through the ReLU: nothing where it gave 0.
+                slope = torch.ops.aten.threshold_backward.grad_input(below, x, 0, grad_input=below)
+
+    def _room(self, batch: int) -> list[Tensor]:
+        """Memory for the hidden layers of so many inputs."""
+        if not self._hidden or self._hidden[0].shape[-2] != batch:
+            shapes = [(*w.shape[:-2], batch, w.shape[-2]) for w, _ in self.layers[:-1]]
+            like = self.layers[0][0]
+            self._hidden, self._slopes = ([like.new_empty(s) for s in shapes] for _ in range(2))
+        return self._hidden
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter)
+    return parameter.grad
 
 
 class ReluMLP(_Layers):
     """Linear layers with ReLU between them; the last one is plain."""
+
+    affine = staticmethod(torch.addmm)
+    product = staticmethod(torch.mm)
 
     def __init__(self, inputs: int, hidden: Sequence[int], outputs: int) -> None:
         shapes = list(pairwise([inputs, *hidden, outputs]))
@@ -54,6 +116,9 @@ class ReluMLP(_Layers):
 class MLPEnsemble(_Layers):
     """Several such MLPs of one shape. Each layer is one batched product for all of them."""
 
+    affine = staticmethod(torch.baddbmm)
+    product = staticmethod(torch.bmm)
+
     def __init__(self, count: int, inputs: int, hidden: Sequence[int], outputs: int) -> None:
         shapes = list(pairwise([inputs, *hidden, outputs]))
         # [N, out, in], as F.linear has it: both products of the backward pass then read their
@@ -62,6 +127,10 @@ class MLPEnsemble(_Layers):
             [torch.empty(count, after, before) for before, after in shapes],
             [torch.empty(count, 1, after) for _, after in shapes],
         )
+
+    def spread(self, x: Tensor) -> Tensor:
+        """All members see the same: [B, in] -> [N, B, in], without a copy."""
+        return x.expand(len(self.layers[0][0]), *x.shape)
 
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
         """[B, in] -> [N, B, out]; with `count`, of the first so many members."""

@@ -59,21 +59,20 @@ class Critics:
         count = config.critics
         self.loss_factor = {"half_sum": 0.5, "sum": 1.0, "mean": 1 / count}[config.critic_loss]
 
+    @torch.no_grad()
     def update(self, batch: Transitions, y: Tensor) -> Metrics:
         """One step towards the targets y [B]; left out and told as `nonfinite` if not finite."""
-        q = q_values(self.online, batch.obs, batch.action)  # [N, B]
-        self.optimiser.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            error = q - y
-            loss = self.loss_factor * error.square().mean(1).sum()
-            slope = 2 * self.loss_factor / len(y) * error  # of the loss in q, as it is known
-        q.backward(slope)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            metrics = numbers(
-                CRITIC_METRICS,
-                (loss, gradient_norm(self.parameters), y.mean(), error.abs().mean()),
-                (q.mean(), q.max()),
-            )
+        trace = self.online.trace(torch.cat((batch.obs, batch.action), dim=-1))
+        q = trace.out.squeeze(-1)  # [N, B]
+        error = q - y
+        loss = self.loss_factor * error.square().mean(1).sum()
+        slope = 2 * self.loss_factor / len(y) * error  # of the loss in q
+        self.online.learn(trace, slope.unsqueeze(-1))
+        metrics = numbers(
+            CRITIC_METRICS,
+            (loss, gradient_norm(self.parameters), y.mean(), error.abs().mean()),
+            (q.mean(), q.max()),
+        )
         if not finite(metrics, "critic_loss", "critic_grad_norm"):
             return metrics | {"nonfinite": 1.0}
         self.optimiser.step()

@@ -41,7 +41,11 @@ class GaussianPolicy(nn.Module):
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation of u, [B, A] both."""
-        mean, log_std = self.net(obs).chunk(2, dim=-1)
+        return self.bounded(self.net(obs))
+
+    def bounded(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from what the network gives, [B, 2 A]."""
+        mean, log_std = raw.chunk(2, dim=-1)
         low, high = self.bounds.min, self.bounds.max
         if isinstance(self.bounds, SquashedLogStd):
             return mean, low + 0.5 * (high - low) * (torch.tanh(log_std) + 1)
@@ -49,7 +53,10 @@ class GaussianPolicy(nn.Module):
 
     def draw(self, obs: Tensor, noise: Tensor) -> Draw:
         """The actions that standard normal `noise` [B, A] stands for; differentiable."""
-        mean, log_std = self.forward(obs)
+        return self.drawn(*self.forward(obs), noise)
+
+    def drawn(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> Draw:
+        """The same from mean and log standard deviation."""
         u = torch.addcmul(mean, log_std.exp(), noise)
         # log pi(a) = log N(u) - log |da/du|, and (u - mean) / std is the noise itself.
         constant = (0.5 * (noise.square() + LOG_2PI)).sum(-1) + self.log_units

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -111,14 +112,17 @@ class SACLearner:
 
     def update_actor(self, obs: Tensor, noise: Tensor) -> Metrics:
         """The actor towards more value and entropy, alpha towards the entropy that is wanted."""
-        alpha = self.alpha
-        action, log_prob = self.model.actor.draw(obs, noise)
+        actor, alpha = self.model.actor, self.alpha
+        trace = actor.net.trace(obs)
+        raw = trace.out.requires_grad_()  # [B, 2 A]
+        action, log_prob = actor.drawn(*actor.bounded(raw), noise)
         q = self.model.critic.least(torch.cat((obs, action), dim=-1))  # [B]
         actor_loss = (alpha * log_prob - q).mean()
         alpha_loss = self.alpha_loss(log_prob)
-        self.optimisers["actor"].zero_grad(set_to_none=True)
+        self.model.temperature.log_alpha.grad = None
         # Two losses without a common parameter: one pass makes the gradients of both.
         torch.autograd.backward([actor_loss] if alpha_loss is None else [actor_loss, alpha_loss])
+        actor.net.learn(trace, cast(Tensor, raw.grad))
         names: tuple[str, ...] = (*ACTOR_METRICS, "entropy", "alpha")
         values = [actor_loss, gradient_norm(self.actor_parameters), -log_prob.mean(), alpha]
         if alpha_loss is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -89,10 +91,13 @@ class TD3Learner:
 
     def update_actor(self, obs: Tensor) -> Metrics:
         """The actor towards more value, as the first critic sees it."""
-        action = self.model.actor(obs)  # [B, A]
+        net = self.model.actor.net
+        trace = net.trace(obs)
+        raw = trace.out.requires_grad_()
+        action = torch.tanh(raw)  # [B, A]
         loss = -self.model.critic.least(torch.cat((obs, action), dim=-1), count=1).mean()
-        self.optimisers["actor"].zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        net.learn(trace, cast(Tensor, raw.grad))
         metrics = numbers(ACTOR_METRICS, (loss, gradient_norm(self.actor_parameters)))
         if not finite(metrics, *ACTOR_METRICS):
             return metrics | {"nonfinite": 1.0}
