@@ -1,5 +1,6 @@
 """Environments stepped together, in process and in workers: equal, exact, honest about failures."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -8,12 +9,14 @@ import time
 from functools import partial
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
 from forethought.config import ConfigError
 from forethought.envs import EnvError, EpisodeLog, make_env, replay_episode
+from forethought.envs.room import Place, Room, new_memory
 from forethought.envs.vector import batch_infos
 from forethought.seeding import Streams
 from forethought.spaces import nested, random_action
@@ -187,6 +190,60 @@ def unbuildable():
 def test_an_environment_that_cannot_be_built_is_told(workers):
     with pytest.raises(EnvError, match="Environment 0 could not be built: OSError: no such rom"):
         vector_of(unbuildable, workers=workers)
+
+
+class Pictures(CounterEnv):
+    """A picture that lies in shared memory, one that is too large for it, and a small vector."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        shapes = {"large": (600, 600), "picture": (84, 84), "small": (3,)}
+        self.observation_space = gymnasium.spaces.Dict(
+            {key: gymnasium.spaces.Box(0, 255, shape, np.uint8) for key, shape in shapes.items()}
+        )
+
+    def observe(self):
+        shapes = {key: space.shape for key, space in self.observation_space.items()}
+        return {
+            key: (np.arange(np.prod(shape)) + self.t).astype(np.uint8).reshape(shape)
+            for key, shape in shapes.items()
+        }
+
+
+def test_pictures_come_out_of_shared_memory_as_they_were_put_there():
+    here, there = vector_of(Pictures), vector_of(Pictures, workers=True)
+    try:
+        shown = [(here.reset(seed=1)[0], there.reset(seed=1)[0])]
+        for _ in range(3):
+            action = zeros(here)
+            shown.append((here.step(action)[0], there.step(action)[0]))
+        for mine, theirs in shown:  # also the older ones: what was handed over is safe to keep
+            assert nested.bitwise_equal(mine, theirs)
+        assert not nested.bitwise_equal(shown[0][1], shown[1][1])
+    finally:
+        here.close()
+        there.close()
+
+
+def test_only_large_arrays_are_put_into_the_room_and_those_that_fit():
+    room = Room(new_memory(multiprocessing.get_context("spawn")))
+    tree = {key: np.full(size, 7, np.uint8) for key, size in
+            (("small", 100), ("a", 10_001), ("b", 240_000), ("c", 20_000))}  # fmt: skip
+    tree["b"] = tree["b"].view(np.float64)  # begins where a float64 may
+    put = room.put(tree)
+    assert [isinstance(put[key], Place) for key in tree] == [False, True, True, False]
+    found = room.get(put)
+    assert nested.bitwise_equal(found, tree)
+    room.put({"a": np.zeros(10_001, np.uint8)})
+    assert nested.bitwise_equal(found, tree)
+
+
+def test_shared_memory_has_no_name_that_could_be_left_behind():
+    before = set(os.listdir("/dev/shm"))
+    envs = vector_of(CounterEnv, workers=True)
+    envs.reset(seed=0)
+    assert {name for name in os.listdir("/dev/shm") if name.startswith(("pymp", "psm"))} <= before
+    envs.close()
 
 
 def test_workers_leave_signals_to_their_parent():

@@ -1,4 +1,5 @@
-"""Environments in processes of their own: one process, one pipe, one request at a time.
+"""Environments in processes of their own: one process, one pipe, one request at a time; large
+arrays of observations, as pictures are, lie in memory that both sides share.
 
 Processes are spawned, never forked: a fork of a process whose torch threads hold locks may hang. A
 worker computes with one thread and leaves signals to its parent, which decides what an interrupt
@@ -21,6 +22,7 @@ from typing import Any
 
 from forethought.config import ConfigError, ForethoughtError
 from forethought.envs.handles import BUILD_SECONDS, CLOSE_SECONDS, answer, build, steps_after
+from forethought.envs.room import Room, new_memory
 from forethought.envs.task_env import TaskEnv
 from forethought.envs.watchdog import doing, too_long
 from forethought.spaces.structure import EnvError, EnvFailure
@@ -55,8 +57,10 @@ class WorkerHandle:
         context = multiprocessing.get_context("spawn")
         self._index, self._timeout = index, timeout_seconds
         self._pipe, theirs = context.Pipe()
+        memory = new_memory(context)
+        self._room = Room(memory)
         self._process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, make, index), name=f"env-{index}", daemon=True
+            target=_serve, args=(theirs, make, index, memory), name=f"env-{index}", daemon=True
         )
         with _for_a_new_worker():
             self._process.start()
@@ -99,6 +103,8 @@ class WorkerHandle:
         self._waiting, self._answered = False, True
         if kind == "answer":
             return content
+        if kind == "seen":
+            return (self._room.get(content[0]), *content[1:])
         raised = ERRORS[kind](content)
         for note in notes:
             raised.add_note(note)
@@ -179,8 +185,11 @@ def _for_a_new_worker() -> Iterator[None]:
                 os.environ[key] = value
 
 
-def _serve(pipe: connection.Connection[Any, Any], make: Callable[[], TaskEnv], index: int) -> None:
+def _serve(
+    pipe: connection.Connection[Any, Any], make: Callable[[], TaskEnv], index: int, memory: Any
+) -> None:
     """The worker's life."""
+    room = Room(memory)
     for number in LEFT_TO_PARENT:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_PARENT)
@@ -192,7 +201,10 @@ def _serve(pipe: connection.Connection[Any, Any], make: Callable[[], TaskEnv], i
             try:
                 if env is None:
                     env = build(make, index)
-                reply = ("answer", answer(env, command, *arguments), ())
+                found = answer(env, command, *arguments)
+                reply: tuple[str, Any, tuple[str, ...]] = ("answer", found, ())
+                if command in ("reset", "step"):
+                    reply = ("seen", (room.put(found[0]), *found[1:]), ())
             except ForethoughtError as error:
                 kinds = (word for word, cls in ERRORS.items() if isinstance(error, cls))
                 kind = next(kinds, "error")
