@@ -4,8 +4,9 @@ Every side plays random actions at action repeat 4, sticky actions 0.25, no-op s
 stacks of 4 grey frames of 84 x 84; games that end are begun anew within the time. Gymnasium is
 reset without a seed, as its users do after the first time: with one it would load the game again.
 "emulator" is ALE's act alone, 4 frames to the step: what no environment can exceed on one core.
-"pipe" is a worker process with nothing to do but to send such a frame, which says what shared
-memory could save at most. All sides take turns, so that a busy machine slows every one.
+"idle worker" is a process with nothing to do but to show such a frame: what the way to a worker and
+back allows. All sides take turns, so that a busy machine slows every one. Besides, the milliseconds
+that loading a game and beginning a new one take.
 
     python benchmarks/atari_env_speed.py [--game Pong] [--rounds 10] [--seconds 1] [--envs 8]
 """
@@ -115,6 +116,20 @@ def speed(step: Callable[[], int], seconds: float) -> float:
     return steps / passed
 
 
+def beginnings(make: Callable[..., VectorEnv], times: int) -> dict[str, float]:
+    """Milliseconds to load a game and to begin a new one."""
+    taken: dict[str, list[float]] = {"load": [], "reset": []}
+    for seed in range(times):
+        began = time.perf_counter()
+        env = make(1)
+        loaded = time.perf_counter()
+        env.reset_one(0, seed)
+        taken["load"].append(1e3 * (loaded - began))
+        taken["reset"].append(1e3 * (time.perf_counter() - loaded))
+        env.close()
+    return {f"{name}_ms_median": median_p10(found)[0] for name, found in taken.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--game", default="Pong")
@@ -133,7 +148,7 @@ def main() -> None:
         "ours, 1": make(1),
         f"ours, {options.envs}": make(options.envs),
         f"ours, {options.envs} in workers": make(options.envs, workers=True),
-        "pipe": VectorEnv([idle], workers=True),
+        "idle worker": VectorEnv([idle], workers=True),
     }
     sides = {name: ours(env) for name, env in envs.items()}
     sides["gymnasium"] = gymnasiums(options.game)
@@ -156,10 +171,12 @@ def main() -> None:
         ratio, _ = median_p10(over)
         summary[name] = {"median": median, "p10": p10, "over_gymnasium_median": ratio}
         print(f"  {name:24s} {median:8.0f}, p10 {p10:8.0f}; {ratio:.2f} x gymnasium")
+    began = beginnings(make, options.rounds)
+    print(f"  loading takes {began['load_ms_median']:.0f} ms, a reset {began['reset_ms_median']:.1f}")
     if not options.trial:
         result = {"game": options.game, "cores": cores, "action_repeat": REPEAT,
                   "sticky_actions": STICKY, "stack": STACK, "seconds": options.seconds,
-                  "summary": summary, "rounds": values}  # fmt: skip
+                  "summary": summary, "beginnings": began, "rounds": values}  # fmt: skip
         print(f"written: {write('atari_env_speed', result)}")
 
 

@@ -6,9 +6,9 @@ Frames come singly: agents stack them by the rule of replay/stacks.py. With the 
 actions all frames equal those of gymnasium's AtariPreprocessing, but for the last one of a game
 that ends before its decision does: gymnasium shows the frame before that again.
 
-Loading a game takes ALE a sixth of a second, and gymnasium loads it anew at every reset with a
-seed. Here it is loaded once, and each game begins from a copy of the first state. In Berzerk and
-DoubleDunk, ALE draws numbers of its stickiness while it resets, so there the seeds of gymnasium
+Loading a game takes ALE many times as long as a reset, and gymnasium loads it anew at every reset
+with a seed. Here it is loaded once, and each game begins from a copy of the first state. In Berzerk
+and DoubleDunk, ALE draws numbers of its stickiness while it resets, so there the seeds of gymnasium
 give other games where actions stick.
 """
 
@@ -106,7 +106,10 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         self.action_space = gymnasium.spaces.Discrete(len(self._actions))
         pixels: Any = gymnasium.spaces.Box(0, 255, (SIDE, SIDE), np.uint8)
         self.observation_space = pixels
-        self._screens = [np.zeros(self._ale.getScreenDims(), np.uint8) for _ in range(2)]
+        # The last two frames of a decision, and what is made of them.
+        *self._screens, self._shown = (
+            np.zeros(self._ale.getScreenDims(), np.uint8) for _ in range(3)
+        )
         self._first_screen: Frame = self._ale.getScreenGrayscale()
         self._sticky: Stickiness | None = None
         self._pressed = NOOP  # what the console saw in the last frame
@@ -134,13 +137,13 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
             self._press(NOOP)
             if self._ale.game_over(with_truncation=False):
                 self._begin(of_ale)
-        self._ale.getScreenGrayscale(self._screens[1])
+        self._ale.getScreenGrayscale(self._shown)
         if self._options.fire_on_reset:
             self._hold(FIRE)  # a decision like any other: it leaves what is to be shown
             if self._ale.game_over(with_truncation=False):
                 self._begin(of_ale)
         if self._ale.getEpisodeFrameNumber() == self._beginning.getEpisodeFrameNumber():
-            self._screens[1][:] = self._first_screen  # a state comes back without its picture
+            self._shown[:] = self._first_screen  # a state comes back without its picture
         self._lives, self._life_lost = self._ale.lives(), False
         self._keep_beginning()
         return self._show(), self._info()
@@ -163,9 +166,9 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
 
     def snapshot(self) -> Snapshot | None:
         """What decides the rest of the game: the emulator some decisions ago, the actions since,
-        and the screen that they must lead to. None where that screen would prove nothing: two
-        frames are not seen together, so that it does not show both of the buffers that ALE draws
-        into; or there is no action yet, so that nothing is drawn."""
+        and the two screens that they must lead to, one for each of the buffers that ALE draws into
+        by turns. None where there are no such two: decisions take one frame, or none was made yet.
+        """
         if self.frames_per_step == 1 or not self._since:
             return None
         assert self._older is not None
@@ -174,14 +177,15 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
             "ale": np.frombuffer(state.serialize(), np.uint8),
             "numbers": np.array(numbers, np.int64),
             "actions": np.array(self._since, np.int64),
-            "screen": self._screens[1].copy(),
+            "screens": np.stack(self._screens),
         }
 
     def restore(self, snapshot: Snapshot) -> tuple[Frame, dict[str, Any]] | None:
         """The last observation and info of the game that `snapshot` described, which goes on here.
 
-        None where the screen is another one. A few games (Qbert, Tetris) draw over old pictures,
-        which ALE does not save; and so may an emulator of another version.
+        None where a screen is another one. A few games (Qbert, Tetris) draw over old pictures,
+        which ALE does not save; and so may an emulator of another version. Both screens count, not
+        the brighter of them that is shown: what is missing in one may hide behind the other.
         """
         if not self._fits(snapshot):
             return None
@@ -192,18 +196,18 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         if self._sticky is not None:
             self._sticky.take(frames)
         self._pressed, self._lives, self._life_lost = pressed, lives, bool(lost)
-        self._screens[1][:] = snapshot["screen"]
         self._keep_beginning()
         for action in snapshot["actions"]:
             self.step(action)
-        if not np.array_equal(self._screens[1], snapshot["screen"]):
+        if not np.array_equal(self._screens, snapshot["screens"]):
             return None
         return self._show(), self._info()
 
     def _fits(self, snapshot: Snapshot) -> bool:
         """Whether it can be one of this game: ALE reads past the end of a state that is too short,
         and a file may hold anything."""
-        shapes = {"ale": (self._state_bytes,), "numbers": (5,), "screen": self._screens[1].shape}
+        two = (2, *self._shown.shape)
+        shapes = {"ale": (self._state_bytes,), "numbers": (5,), "screens": two}
         if any(snapshot.get(key, np.zeros(0)).shape != shape for key, shape in shapes.items()):
             return False
         actions = snapshot.get("actions", np.zeros((0, 0)))
@@ -252,8 +256,8 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
     def _hold(self, action: int) -> float:
         """An action for the frames of one decision, and the sum of their rewards.
 
-        Leaves in the second screen the brighter pixels of the last two frames. If the game ends
-        before those, it is its last frame: never one of an earlier decision.
+        Shows the brighter pixels of the last two frames. If the game ends before those, it is its
+        last frame: never one of an earlier decision.
         """
         ale, last, reward = self._ale, self.frames_per_step - 1, 0
         first, second = self._screens
@@ -267,13 +271,12 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
             if frame == last - 1:
                 ale.getScreenGrayscale(first)
         ale.getScreenGrayscale(second)
-        if frame == last > 0:
-            np.maximum(first, second, out=second)
+        np.maximum(first if frame == last > 0 else second, second, out=self._shown)
         return reward
 
     def _show(self) -> Frame:
         cv2 = self._cv2
-        shown: Frame = cv2.resize(self._screens[1], (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        shown: Frame = cv2.resize(self._shown, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
         return shown
 
     def _info(self) -> dict[str, Any]:
