@@ -172,7 +172,9 @@ def main() -> None:
         summary[name] = {"median": median, "p10": p10, "over_gymnasium_median": ratio}
         print(f"  {name:24s} {median:8.0f}, p10 {p10:8.0f}; {ratio:.2f} x gymnasium")
     began = beginnings(make, options.rounds)
-    print(f"  loading takes {began['load_ms_median']:.0f} ms, a reset {began['reset_ms_median']:.1f}")
+    print(
+        f"  loading takes {began['load_ms_median']:.0f} ms, a reset {began['reset_ms_median']:.1f}"
+    )
     if not options.trial:
         result = {"game": options.game, "cores": cores, "action_repeat": REPEAT,
                   "sticky_actions": STICKY, "stack": STACK, "seconds": options.seconds,

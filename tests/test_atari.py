@@ -380,8 +380,7 @@ def test_a_snapshot_goes_on_exactly_in_another_emulator(name):
 
 
 def test_a_game_that_has_just_begun_is_begun_again_and_not_restored():
-    """Nothing is drawn yet that could tell whether the picture, which ALE does not save, is there.
-    """
+    """No frame is there yet that could tell whether the picture, which ALE does not save, is."""
     ours, other = (make_single("atari:Pong") for _ in range(2))
     ours.reset(seed=8)
     assert ours.snapshot() is None
