@@ -214,10 +214,10 @@ class AtariGame(gymnasium.Env[Frame, np.int64]):
         if actions.ndim != 1 or not 1 <= len(actions) < 2 * KEEP_EVERY:
             return False
         seed, frames, pressed = (int(x) for x in snapshot["numbers"][:3])
-        known = np.all((actions >= 0) & (actions < len(self._actions)))
+        known = bool(np.all((actions >= 0) & (actions < len(self._actions))))
         # ALE ends the whole process at an action that it does not know.
         known = known and (pressed == NOOP or pressed in self._actions)
-        return bool(known and 0 <= seed < 2**32 and 0 <= frames <= MOST_FRAMES)
+        return known and 0 <= seed < 2**32 and 0 <= frames <= MOST_FRAMES
 
     def _keep_beginning(self) -> None:
         self._older = self._newer = self._key()
