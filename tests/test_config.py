@@ -159,6 +159,13 @@ def test_a_new_kind_drops_the_keys_of_the_old_one():
     }
 
 
+def test_another_kind_of_replay_keeps_what_both_have():
+    base = {"replay": {"kind": "prioritized", "capacity_rows": 99, "alpha": 0.6}}
+    uniform = layer(base, {"replay": {"kind": "uniform", "block_rows": 3}})
+    assert uniform == {"replay": {"kind": "uniform", "capacity_rows": 99, "block_rows": 3}}
+    assert layer(base, {"replay": {"kind": "none such"}}) == {"replay": {"kind": "none such"}}
+
+
 def test_a_first_kind_keeps_what_was_set_before_it():
     """The debug preset sets a capacity without a kind: it holds for whichever kind follows."""
     base = {"replay": {"capacity_rows": 99}}

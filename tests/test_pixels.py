@@ -18,8 +18,11 @@ import pytest
 from forethought import files, presets
 from forethought.agents.registry import config_class
 from forethought.agents.tdmpc2 import TDMPC2
-from forethought.config import ConfigError, RunConfig, build_run_config
-from forethought.envs import make_single, rendering
+from forethought.config import ConfigError, EnvConfig, RunConfig, build_run_config
+from forethought.envs import make_env, make_single, rendering
+from forethought.seeding import Streams
+from forethought.training import evaluate
+from forethought.training.evaluate import Evaluator
 from forethought.training.loop import resume_run, train_run
 from tests.stub_agent import training_record
 
@@ -46,6 +49,17 @@ def run_config(task: str, steps: int = 140, seed_steps: int = 100, **env: Any) -
     }  # fmt: skip
     layers = [*presets.layers(["debug"], None, "tdmpc2"), mine]
     return build_run_config("tdmpc2", task, config_class("tdmpc2"), layers)
+
+
+def test_random_play_of_a_task_from_pixels_draws_no_pictures(monkeypatch):
+    def blind(*args: Any, **options: Any) -> Any:
+        assert options["obs"] is None
+        return make_env(*args, **options)
+
+    monkeypatch.setattr(evaluate, "make_env", blind)
+    seen = [EnvConfig(obs=obs, max_episode_steps=5) for obs in (None, "pixels")]
+    results = [Evaluator("dmc:cartpole-balance", env, Streams(1), 2).random() for env in seen]
+    assert results[0].returns == results[1].returns
 
 
 class Killed(BaseException):

@@ -69,8 +69,16 @@ def test_only_a_burst_of_updates_is_a_phase(tmp_path, monkeypatch):
     learning = [phase for phase in phases if phase.startswith("learning")]
     # 40 updates at step 60; the last one that is owed is no burst, nor are those of later steps
     assert learning == [f"learning {made}/40 updates" for made in range(1, 39)]
-    assert phases.count("random play") == 60  # the steps before, which are no measure of learning
+    before = [phase for phase in phases if phase == "random play, learning begins at 60"]
+    assert len(before) == 60  # which are no measure of learning
     assert phases.count("") == 40 + 2 + 20  # later steps, the burst's last updates, later ones
+
+
+def test_an_agent_that_collects_by_itself_says_when_learning_begins(tmp_path, monkeypatch):
+    phases = []
+    monkeypatch.setattr(Tracker, "tick", lambda self, phase="": phases.append(phase))
+    train_run(stub_run(steps=100, train={"seed_policy": "agent"}), tmp_path / "run")
+    assert phases.count("collecting, learning begins at 60") == 60
 
 
 def test_an_evaluation_says_how_far_it_is(tmp_path, monkeypatch):

@@ -792,17 +792,24 @@ def _either(words: Iterable[str]) -> str:
 
 
 def layer(base: Mapping[str, Any], *overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep merge, later wins. A new `kind` drops the keys of the old one: they mean nothing now."""
+    """Deep merge, later wins. A new `kind` drops the keys that only the old one has."""
     merged = dict(base)
     for override in overrides:
         for key, value in override.items():
             old = merged.get(key)
             if isinstance(value, Mapping) and isinstance(old, Mapping):
                 changed = "kind" in value and value["kind"] != old.get("kind", value["kind"])
-                merged[key] = layer({} if changed else old, value)
+                merged[key] = layer(_kept(key, old, value["kind"]) if changed else old, value)
             else:
                 merged[key] = layer({}, value) if isinstance(value, Mapping) else value
     return merged
+
+
+def _kept(group: str, old: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """What an earlier layer says of the replay that another kind of replay has too, such as its
+    capacity. Kinds of other groups have nothing in common."""
+    new = union_members(ReplayConfig).get(kind) if group == "replay" else None
+    return {key: value for key, value in old.items() if new and key in field_types(new)}
 
 
 def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -150,11 +150,19 @@ class Trainer:
     def step(self) -> None:
         """One decision in every environment, and the updates that it earns."""
         assert self.collector is not None
-        random = self.clock.agent_steps < self.random_agent_steps
+        phase = self._collecting()
         self.collector.step()
         self.budget.advance(self.clock.agent_steps)
-        self.tracker.tick("random play" if random else "")
+        self.tracker.tick(phase)
         reach(f"step-{self.clock.agent_steps}")
+
+    def _collecting(self) -> str:
+        """What is done at the next step instead of learning, and how long; "" once it has begun."""
+        steps, seeding = self.clock.agent_steps, self.seed_phase[0]
+        if steps >= seeding:
+            return ""
+        what = "random play" if steps < self.random_agent_steps else "collecting"
+        return f"{what}, learning begins at {seeding:,}"
 
     def report(self) -> None:
         """What is due in train.csv: what replay gives now and then, and a row per interval."""
