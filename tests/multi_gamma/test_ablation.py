@@ -1,0 +1,65 @@
+"""The ablation's arithmetic."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.multi_gamma.agents import (
+    AUX,
+)
+
+
+@pytest.fixture
+def ablation(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    return importlib.import_module("multi_gamma_ablation")
+
+
+def made(task: str, variant: str, seed: int, auc: float) -> dict[str, Any]:
+    auxiliary = {} if variant == "a0" else {"g0.97": [[100, auc, 2.0], [200, 1.0, 1.0]]}
+    about = {"task": task, "variant": variant, "seed": seed, "auxiliary": auxiliary}
+    return about | {"auc": auc, "final_return": 2 * auc, "peak_memory_mb": 300.0 + seed}
+
+
+def test_the_ablation_compares_seed_by_seed(ablation: Any) -> None:
+    """Gains of 2, 4 and 6 on a mean of 100: mean 4, interval 4 +- 4.303 x 2 / sqrt(3) = 4.97."""
+    base = [made("x", "a0", seed, auc) for seed, auc in ((1, 50), (2, 100), (3, 150))]
+    other = [made("x", "a1", seed, auc) for seed, auc in ((3, 156), (1, 52), (2, 104))]
+    report = ablation.compare(base + other)
+    gain = report["x"]["a1"]["auc_gain_percent"]
+    assert gain["each"] == pytest.approx([2, 4, 6])
+    assert (gain["mean"], gain["low"], gain["high"]) == pytest.approx(
+        (4, -0.9686, 8.9686), abs=1e-3
+    )
+    assert report["x"]["a1"]["final_return_minus_a0"]["each"] == [4, 8, 12]
+    assert report["x"]["a0"]["auc"]["seed_std"] == 50
+    assert "auc_gain_percent" not in report["x"]["a0"]
+    assert report["x"]["a1"]["auxiliary_mean"]["g0.97"] == [[100, 104, 2.0], [200, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("second_task", "percent", "met"),
+    [(104.0, 15.0, True), (102.0, 10.0, False), (104.0, 15.1, False)],
+)
+def test_the_ablations_success_test_asks_for_two_tasks_and_a_low_cost(
+    ablation: Any, second_task: float, percent: float, met: bool
+) -> None:
+    gained = {"x": 103.0, "y": second_task}
+    runs = [made(task, "a0", seed, 100.0) for task in "xy" for seed in (1, 2)]
+    runs += [made(task, "a4", seed, gained[task]) for task in "xy" for seed in (1, 2)]
+    judged = ablation.verdict(ablation.compare(runs), {"a4": {"overhead_percent": percent}})
+    assert judged["met"] is judged["variants"]["a4"]["met"] is met
+    assert judged["sentence"].endswith("was met by a4." if met else "was met by none of them.")
+
+
+def test_the_ablation_reads_errors_over_time_from_a_run(ablation: Any, run: Path) -> None:
+    found = ablation.auxiliary_over_time(run)
+    assert {gamma: [row[0] for row in rows] for gamma, rows in found.items()} == {
+        "g0.97": [110, 220],
+        "g0.995": [110, 220],
+    }
+    assert ablation.gammas_of("a0") == () and ablation.gammas_of("a3") == AUX
