@@ -1,6 +1,7 @@
 """Single environments: names, limits, seeds, checks at the boundary, missing extras."""
 
 import hashlib
+import logging
 import subprocess
 import sys
 from functools import partial
@@ -462,3 +463,9 @@ def test_toy_tasks_with_discrete_observations_work():
     obs, _ = blackjack.reset(seed=1)
     assert sorted(obs) == ["0", "1", "2"]
     assert partial(blackjack.step, np.int64(0))()[2] is True
+
+
+def test_deprecations_inside_the_suites_models_are_not_told(caplog):
+    make_single("dmc:cheetah-run").close()
+    logging.getLogger("absl").warning("huge value in QACC")
+    assert [record.getMessage() for record in caplog.records] == ["huge value in QACC"]

@@ -7,6 +7,7 @@ time limit is switched off, because limits are ours: 500 decisions unless the ru
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from typing import Any
 
@@ -193,8 +194,14 @@ def _flat(observation: dict[str, Any]) -> NDArray[np.float32]:
     return np.concatenate([np.ravel(value) for value in observation.values()]).astype(np.float32)
 
 
+def _worth_reading(record: logging.LogRecord) -> bool:
+    """Whether a person should read it: what MuJoCo finds old in the suite's models is not theirs."""
+    return "is deprecated and will be removed" not in record.getMessage()
+
+
 def _import_suite(pictures: bool) -> Any:
     """dm_control.suite, with a rendering backend only where one is asked for."""
+    logging.getLogger("absl").addFilter(_worth_reading)
     if "dm_control._render" not in sys.modules:
         with rendering.switched_off():
             importlib.import_module("dm_control.suite")
