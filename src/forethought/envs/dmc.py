@@ -195,7 +195,7 @@ def _flat(observation: dict[str, Any]) -> NDArray[np.float32]:
 
 
 def _worth_reading(record: logging.LogRecord) -> bool:
-    """Whether a person should read it: what MuJoCo finds old in the suite's models is not theirs."""
+    """Whether it concerns a person: what MuJoCo finds old in the suite's models is not theirs."""
     return "is deprecated and will be removed" not in record.getMessage()
 
 
