@@ -419,6 +419,20 @@ def test_the_help_of_train_shows_every_flag_that_is_read(capsys):
     assert "{episodes,transitions,uniform,prioritized}" in out
 
 
+@pytest.mark.parametrize(
+    "agent, kinds", [("tdmpc2", "{episodes,transitions}"), ("dqn", "{uniform,prioritized}")]
+)
+def test_help_offers_the_replays_that_the_agent_takes(capsys, agent, kinds):
+    assert main(["train", agent, "--help"]) == 0
+    assert f"--replay {kinds} " in capsys.readouterr().out
+
+
+def test_help_breaks_lines_at_the_terminals_width_alone(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["train", "tdmpc2", "--help"]) == 0
+    assert "None: all, or 64 if there are more than 512. (default: None)" in capsys.readouterr().out
+
+
 def test_help_shows_the_values_of_the_presets_given(capsys):
     assert main(["train", "tdmpc2", "--preset", "debug", "--help"]) == 0
     assert "(default: 400)" in capsys.readouterr().out

@@ -25,6 +25,7 @@ from forethought.config.groups import (
     UniformReplayConfig,
     check_device,
     default_replay,
+    replay_kinds,
 )
 from forethought.config.layers import diff, flatten, layer, merge, refuse_idle
 from forethought.config.reading import default_kind, field_types, from_dict, to_dict, union_members
@@ -60,6 +61,7 @@ __all__ = [
     "nearest",
     "refuse_idle",
     "refuse_idle_groups",
+    "replay_kinds",
     "require",
     "to_dict",
     "union_members",

@@ -5,9 +5,13 @@ tyro draws the flags from the docstrings of the configuration's fields. Nothing 
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass, make_dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TextIO
 
 from forethought import config as conf
@@ -67,7 +71,7 @@ def show(command: str, about: str, options: list[Any]) -> int:
 def _for_help(parts: list[Any]) -> Any:
     """One dataclass instance with the fields of all parts, as tyro needs it to draw the help.
 
-    Subclasses keep the docstrings. Groups are narrowed to the classes they have here, selectors
+    Groups are narrowed to the classes they have here, selectors
     become choices, and no rules run, for the values shown were checked already.
     """
     import tyro
@@ -75,18 +79,19 @@ def _for_help(parts: list[Any]) -> Any:
     shown: list[tuple[str, Any]] = []
     values: dict[str, Any] = {}
     for part in parts:
+        texts = _texts(type(part))
         for name, annotation in conf.field_types(type(part)).items():
             if name in values:  # of an earlier part: --task is a flag of one verb, a word of others
                 continue
             value = getattr(part, name)
-            members = conf.union_members(annotation)
-            if members and value is not None:
+            members = list(conf.union_members(annotation))
+            if isinstance(part, conf.RunConfig) and name == "replay" and part.agent is not None:
+                members = list(conf.replay_kinds(type(part.agent)))
+            if len(members) > 1 and value is not None:
                 text = f"Which {name}; --help beside a choice shows that one's own options."
                 arg = tyro.conf.arg(name=name, help=text)
                 shown.append((f"{name}_kind", Annotated[Literal[tuple(members)], arg]))
                 values[f"{name}_kind"] = value.kind
-            if name == "preset":
-                shown.append((name, Annotated[annotation, tyro.conf.UseAppendAction]))
             if is_dataclass(value):
                 values[name] = _for_help([value])
                 about = tyro.conf.arg(help=type(value).__doc__)
@@ -94,8 +99,13 @@ def _for_help(parts: list[Any]) -> Any:
             else:
                 values[name] = value
                 word = isinstance(part, conf.RunConfig) and name in ("agent_name", "task", "agent")
+                marker: Any = tyro.conf.arg(help=texts.get(name))
                 if word:  # or not known yet
-                    shown.append((name, Annotated[annotation, tyro.conf.Suppress]))
+                    marker = tyro.conf.Suppress
+                annotation = Annotated[annotation, marker]
+                if name == "preset":
+                    annotation = Annotated[annotation, tyro.conf.UseAppendAction]
+                shown.append((name, annotation))
     cls = make_dataclass(
         type(parts[-1]).__name__,
         shown,
@@ -105,3 +115,17 @@ def _for_help(parts: list[Any]) -> Any:
         kw_only=True,
     )
     return cls(**values)
+
+
+def _texts(cls: type) -> dict[str, str]:
+    """The docstrings of a dataclass's fields, each as one line (tyro keeps the source's breaks)."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not is_dataclass(base):
+            continue
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(tree, ast.ClassDef)
+        for line, after in pairwise(tree.body):
+            if isinstance(line, ast.AnnAssign) and isinstance(after, ast.Expr):
+                found[ast.unparse(line.target)] = " ".join(ast.literal_eval(after.value).split())
+    return found
