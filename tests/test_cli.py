@@ -346,7 +346,7 @@ def test_evaluate_shows_a_live_status_only_in_a_terminal(rooms, capsys, monkeypa
     played = sys.modules["forethought.training.evaluate"].evaluate_target
 
     def play(*args, tell, **options):
-        tell(1, 1200)
+        tell(1, 1200, 2)
         return played(*args, **options)
 
     monkeypatch.setattr(sys.modules["forethought.training.evaluate"], "evaluate_target", play)
@@ -359,9 +359,9 @@ def test_evaluate_shows_a_live_status_only_in_a_terminal(rooms, capsys, monkeypa
 def test_without_a_terminal_playing_says_how_far_it_is_every_half_minute(capsys, monkeypatch):
     seconds = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
-    with commands.playing(10) as tell:
+    with commands.playing() as tell:
         for step in range(70):  # one step a second
-            tell(step // 25, step)
+            tell(step // 25, step, 10)
             seconds[0] += 1.0
     assert capsys.readouterr().err.splitlines() == [
         "playing: 1 of 10 episodes, step 30",

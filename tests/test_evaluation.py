@@ -151,7 +151,7 @@ def test_random_play_of_a_task_repeats_with_its_seed():
 
 def test_progress_counts_the_episodes_that_have_ended():
     told = []
-    watched = Watched(Still(), lambda ended, steps: told.append((ended, steps)))
+    watched = Watched(Still(), lambda ended, steps, _: told.append((ended, steps)))
     run_episodes(watched, counters(2, 4), [5, 6, 7, 8])
     # environment 0 ends its episodes after 2 and 4 steps, environment 1 after 4 and 8
     ended = [0, 0, 1, 1, 3, 3, 3, 3]

@@ -222,7 +222,7 @@ def _evaluate(tokens: list[str]) -> int:
     commands.check_play(options.episodes, options.seed, options.device)
     from forethought.training.evaluate import evaluate_target
 
-    with playing(options.episodes) as tell:
+    with playing() as tell:
         result = evaluate_target(
             target,
             policy=options.policy,
@@ -265,7 +265,7 @@ def _watch(tokens: list[str]) -> int:
     from forethought.training.watch import watch_run
 
     video = None if options.video is None else Path(options.video)
-    with playing(options.episodes) as tell:
+    with playing() as tell:
         result = watch_run(
             Path(run),
             video=video,

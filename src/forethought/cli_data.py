@@ -108,9 +108,9 @@ def _record(words: Sequence[str], options: RecordOptions) -> int:
     if options.replay:
         return _tell([_record_replay(options, out)], options.json)
     commands.check_play(options.episodes, options.seed, options.device)
-    from forethought.training.record import EPISODES, record
+    from forethought.training.record import record
 
-    with playing(options.episodes or EPISODES) as tell:
+    with playing() as tell:
         dataset, failures = record(
             out,
             run=None if options.run is None else Path(options.run),

@@ -19,7 +19,7 @@ from forethought.presets import flags, help
 if TYPE_CHECKING:
     from rich.console import Console
 
-Tell = Callable[[int, int], None]
+Tell = Callable[[int, int, int | None], None]
 """Is told how many episodes have ended, and how many steps were taken."""
 
 PLAIN_PERIOD_S = 30.0
@@ -113,26 +113,30 @@ def read_run_flags(
 
 
 @contextlib.contextmanager
-def playing(episodes: int | None) -> Iterator[Tell]:
+def playing() -> Iterator[Tell]:
     """A status on stderr while episodes are played; without a terminal, a line now and then."""
-    of = "" if episodes is None else f" of {episodes}"
     if not sys.stderr.isatty():
-        yield _plain_status(of)
+        yield _plain_status()
         return
     from rich.console import Console
 
     with Console(stderr=True).status("loading") as status:
-        yield lambda ended, steps: status.update(f"playing: {ended}{of} episodes, step {steps:,}")
+        yield lambda ended, steps, of: status.update(_progress(ended, steps, of))
 
 
-def _plain_status(of: str) -> Tell:
+def _progress(ended: int, steps: int, of: int | None) -> str:
+    share = f"{ended}" if of is None else f"{ended} of {of}"
+    return f"playing: {share} episodes, step {steps:,}"
+
+
+def _plain_status() -> Tell:
     said = time.monotonic()
 
-    def tell(ended: int, steps: int) -> None:
+    def tell(ended: int, steps: int, of: int | None) -> None:
         nonlocal said
         if time.monotonic() - said >= PLAIN_PERIOD_S:
             said = time.monotonic()
-            print(f"playing: {ended}{of} episodes, step {steps:,}", file=sys.stderr, flush=True)
+            print(_progress(ended, steps, of), file=sys.stderr, flush=True)
 
     return tell
 

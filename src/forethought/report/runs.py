@@ -81,7 +81,7 @@ class RunRecord:
     def no_evaluation(self) -> str:
         """The sentence for a run that has nothing to draw yet."""
         text = f"{self.path} has no evaluation yet ({self.facts['status']}"
-        text += f" at {self.env_frames:,} {self.unit}"
+        text += f", its records reach {self.env_frames:,} {self.unit}"
         if self.training_return is not None:
             text += f", last training episodes {self.training_return:,.4g}"
         return text + "): it is left out."

@@ -235,14 +235,19 @@ class RandomPolicy:
         return legal_random(self.spec, state, infos), state
 
 
+Tell = Callable[[int, int, int | None], None]
+"""Told before each step: episodes ended, steps taken, episodes in all (None: not known)."""
+
+
 class Watched:
-    """A policy that tells, before each step, how many episodes have ended and steps were taken.
+    """A policy that tells, before each step, how many episodes have ended and steps were taken, and
+    of how many episodes in all, if that is known.
 
     An environment's row is `first` again when its episode has ended, whether or not another begins.
     """
 
-    def __init__(self, policy: Policy, tell: Callable[[int, int], None]) -> None:
-        self.policy, self.tell = policy, tell
+    def __init__(self, policy: Policy, tell: Tell, episodes: int | None = None) -> None:
+        self.policy, self.tell, self.episodes = policy, tell, episodes
         self.ended = self.steps = 0
         self._under_way: NDArray[np.bool_] | None = None
 
@@ -254,7 +259,7 @@ class Watched:
     ) -> tuple[Any, Any]:
         if self._under_way is not None:
             self.ended += int(np.sum(self._under_way & first))
-        self.tell(self.ended, self.steps)
+        self.tell(self.ended, self.steps, self.episodes)
         self._under_way = ~first
         self.steps += 1
         return self.policy.act(obs, state, first, infos)
@@ -282,13 +287,13 @@ class Evaluator:
         config: EnvConfig,
         streams: Streams,
         episodes: int,
-        tell: Callable[[int, int], None] | None = None,
+        tell: Tell | None = None,
         *,
         protocol: str | None = None,
         epsilon: float = 0.0,
     ) -> None:
-        """`tell` is called before each step with the episodes ended and the steps taken. A
-        `protocol` by name takes the place of `episodes` and `epsilon`."""
+        """`tell` is called before each step with how far it is. A `protocol` by name takes
+        the place of `episodes` and `epsilon`."""
         self.task = task
         self.config = config
         self.streams = streams
@@ -364,7 +369,7 @@ class Evaluator:
         self, policy: Policy, name: str, index: int, **polls: Callable[..., Any]
     ) -> EvalResult:
         if self.tell is not None:
-            policy = Watched(policy, self.tell)
+            policy = Watched(policy, self.tell, self.known_episodes)
         seeds = Seeds(self.streams, index, self.episodes * self.several)
         steps = None if self.rules is None else self.rules.agent_steps
         played = run_episodes(policy, self.env, seeds, min_steps=steps, **polls)
@@ -386,14 +391,14 @@ def evaluate_target(
     checkpoint: str | None = None,
     seed: int | None = None,
     device: str | None = None,
-    tell: Callable[[int, int], None] | None = None,
+    tell: Tell | None = None,
 ) -> EvalResult:
     """Plays episodes of a run's agent, or of random play in a task or in a run's environments.
 
     The episodes are those of evaluation 0, so an agent and random play meet the same starts, which
     are other ones than those of the agent's evaluations during training. A `protocol` decides how
     much is played and how; None is that of the run, if it has one and `episodes` are not given.
-    `tell` is called before each step with the episodes ended and the steps taken so far.
+    `tell` is called before each step with how far it is.
     """
     run: RunDirectory | None = None
     if Path(target).is_dir():

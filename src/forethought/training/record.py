@@ -7,7 +7,6 @@ played in its place only by asking for more. When all fail nothing is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from forethought.training.build import load_agent, read_config, task_spec
 from forethought.training.checkpoint import Checkpoints
 from forethought.training.contents import step_of
 from forethought.training.device import set_threads
-from forethought.training.evaluate import PARALLEL_ENVS, RandomPolicy, Watched
+from forethought.training.evaluate import PARALLEL_ENVS, RandomPolicy, Tell, Watched
 
 EPISODES = 10
 STREAM = "record"
@@ -75,7 +74,7 @@ def record(
     explore: bool = False,
     seed: int | None = None,
     device: str | None = None,
-    tell: Callable[[int, int], None] | None = None,
+    tell: Tell | None = None,
 ) -> tuple[Dataset, tuple[str, ...]]:
     """Plays episodes of a run's agent, or random ones of a task, into a new dataset.
 
@@ -116,7 +115,7 @@ def record(
         try:
             streams = Streams(seed)
             seeds = [streams.seed(STREAM, episode) for episode in range(episodes)]
-            policy = player.policy if tell is None else Watched(player.policy, tell)
+            policy = player.policy if tell is None else Watched(player.policy, tell, episodes)
             played = run_episodes(policy, env, seeds)
         finally:
             env.close()

@@ -67,7 +67,7 @@ class Trainer:
             protocol=config.eval.protocol,
             epsilon=config.eval.epsilon,
         )
-        self._played = (0, 0)
+        self._played: tuple[int, int, int | None] = (0, 0, None)
         """Episodes ended and steps taken in the evaluation under way."""
         self.videos = EvaluationVideos(config, self.tracker)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, to_dict(config))
@@ -336,18 +336,17 @@ class Trainer:
         """What the episode runner calls at each step of evaluation `index`."""
         count = itertools.count(1)
         what = "evaluating" if index else "measuring random play"
-        known = self.evaluator.known_episodes
-        of = "" if known is None else f"/{known:,}"
 
         def on_step() -> None:
-            ended, steps = self._played
-            self.tracker.tick(f"{what}: {ended:,}{of} episodes, step {steps:,}")
+            ended, steps, of = self._played
+            share = f"{ended:,}" if of is None else f"{ended:,}/{of:,}"
+            self.tracker.tick(f"{what}: {share} episodes, step {steps:,}")
             reach(f"evaluation-{index}-{next(count)}")
 
         return {"stop": lambda: bool(stop), "on_step": on_step}
 
-    def _take_progress(self, ended: int, steps: int) -> None:
-        self._played = ended, steps
+    def _take_progress(self, ended: int, steps: int, of: int | None) -> None:
+        self._played = ended, steps, of
 
     def _sound(self, alarms: Iterable[Alarm]) -> bool:
         """Tells each alarm; True when one of them halts the run."""

@@ -30,7 +30,7 @@ from forethought.training.build import load_agent, read_config
 from forethought.training.checkpoint import Checkpoints
 from forethought.training.contents import step_of
 from forethought.training.device import set_threads
-from forethought.training.evaluate import EvalResult, Watched
+from forethought.training.evaluate import EvalResult, Tell, Watched
 
 
 def watch_run(
@@ -42,12 +42,12 @@ def watch_run(
     seed: int | None = None,
     device: str = "auto",
     task: str | None = None,
-    tell: Callable[[int, int], None] | None = None,
+    tell: Tell | None = None,
 ) -> EvalResult:
     """Plays episodes of a run's agent, into a video or in a window.
 
     `task` says which one, where the run has several; None is the first. `tell` is called before
-    each step with the episodes ended and the steps taken so far.
+    each step with how far it is.
     """
     run = RunDirectory.open(path)
     config = read_config(run)
@@ -72,7 +72,7 @@ def watch_run(
         stream = streams.numpy("eval-epsilon", 0)
         policy = EpsilonGreedy(policy, epsilon, agent.spec, stream)
     if tell is not None:
-        policy = Watched(policy, tell)
+        policy = Watched(policy, tell, episodes)
     if video is not None:
         title = f"{shown}, {agent.name} at step {step:,}"
         played = film(policy, seeds, config.task, made_with, video, title, number=number)
