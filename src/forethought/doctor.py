@@ -105,7 +105,8 @@ def show(findings: list[Finding]) -> None:
     for finding, told in rows:
         bad = "[red]not ok[/]" if finding.core else "[yellow]not ok[/]"
         table.add_row(finding.name, "[green]ok[/]" if finding.ok else bad, Text(told))
-    console = Console(highlight=False)
+    # In a file or a pipe lines stay whole, so that commands in them can be copied.
+    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
     console.print(table)
     console.print(f"\n{_verdict(findings)}")
 
