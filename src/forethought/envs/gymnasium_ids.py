@@ -107,7 +107,7 @@ def _check_render_mode(name: str, env_id: str, render_mode: str) -> None:
     if isinstance(metadata, dict) and render_mode not in metadata.get("render_modes", ()):
         modes = ", ".join(metadata.get("render_modes", ())) or "none"
         raise ConfigError(
-            f"gym:{name} has no render mode {render_mode}, but: {modes}; add it to the "
+            f"gym:{name} has no render mode {render_mode} (it has: {modes}); add it to the "
             "environment's metadata and its render method."
         )
 

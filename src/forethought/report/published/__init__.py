@@ -62,7 +62,9 @@ def published(task: str, agent: str, config: Mapping[str, Any] | None = None) ->
     if not rows:
         return None
     frames, means, seeds = zip(*sorted(rows))
-    return Published(f"published {NAMES[agent]}", SOURCE, frames, means, seeds)
+    repeat = (config or {}).get("env.action_repeat")
+    other = "" if repeat in (None, 2) else f" (actions held for 2 frames, here for {repeat})"
+    return Published(f"published {NAMES[agent]}{other}", SOURCE, frames, means, seeds)
 
 
 @functools.cache
