@@ -120,7 +120,7 @@ def test_bad_usage_is_one_sentence_before_any_work(run, capsys, monkeypatch, tok
 
 
 def test_an_environment_without_pictures_is_refused_in_a_sentence():
-    with pytest.raises(ConfigError, match=r"Counter-v0 has no render mode rgb_array \(it has: none"):
+    with pytest.raises(ConfigError, match=r"has no render mode rgb_array \(it has: none"):
         make_single("gym:tests.stubs:stub/Counter-v0", render_mode="rgb_array")
 
 
