@@ -580,9 +580,10 @@ def test_case_11_a_changed_configuration_is_refused_with_a_list_of_the_differenc
     assert RunDirectory.open(run).run_json["status"] == "done"
 
 
-def test_case_11_override_takes_the_changes_over_and_tells_them(run):
+def test_case_11_override_takes_the_changes_over_and_tells_them(run, capsys):
     edit_config(run, agent__lr=0.5)
     assert main(["resume", str(run), "--steps", "310", "--override"]) == 0
+    assert "config.yaml says now: agent.lr: 0.01 -> 0.5." in capsys.readouterr().out
     [event] = events(run, "configuration-overridden")
     assert event["changes"] == ["agent.lr: 0.01 -> 0.5"]
     after = files.read_manifest(run / "checkpoints" / "step-000000310").meta["config"]

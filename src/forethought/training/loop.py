@@ -110,6 +110,7 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
         _tell_versions(run, folder)
         if changes:
             run.event("configuration-overridden", checkpoint=folder.name, changes=changes)
+            print(f"Goes on with what config.yaml says now: {'; '.join(changes)}.")
         if config != was:
             text = yaml.safe_dump(to_dict(config), sort_keys=False)
             files.write_text_atomic(run.path / "config.yaml", text)
