@@ -365,19 +365,6 @@ def test_dopamines_points_are_shown_beside_runs_of_dqn():
     assert published("dmc:cartpole-swingup", "tdmpc2").spacing == 100_000
 
 
-@pytest.mark.parametrize(
-    "repeat, label",
-    [
-        (2, "published TD-MPC2"),
-        (None, "published TD-MPC2"),
-        (5, "published TD-MPC2 (actions held for 2 frames, here for 5)"),
-    ],
-)
-def test_a_published_curve_says_where_its_actions_are_held_for_other_frames(repeat, label):
-    found = published("dmc:cartpole-swingup", "tdmpc2", {"env.action_repeat": repeat})
-    assert found.label == label
-
-
 def test_finding_8_a_filmed_game_has_15_pictures_a_second(tmp_path):
     made_with = EnvConfig(max_episode_steps=5).evaluation
     spec = spec_of("atari:Pong")

@@ -426,7 +426,8 @@ def test_help_offers_the_replays_that_the_agent_takes(capsys, agent, kinds):
     assert f"--replay {kinds} " in capsys.readouterr().out
 
 
-def test_help_breaks_lines_at_the_terminals_width_alone(capsys):
+def test_help_breaks_lines_at_the_terminals_width_alone(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["train", "tdmpc2", "--help"]) == 0
     _, _, below = capsys.readouterr().out.partition("--agent.q_target ")
     lines = [line.strip(" │") for line in below.partition("--agent.")[0].splitlines()[1:-1]]

@@ -166,6 +166,18 @@ def test_another_kind_of_replay_keeps_what_both_have():
     assert layer(base, {"replay": {"kind": "none such"}}) == {"replay": {"kind": "none such"}}
 
 
+def test_a_word_for_a_group_is_its_kind_whatever_the_layers_around_it_say():
+    base = {"replay": {"kind": "uniform", "capacity_rows": 99}}
+    word, flag = {"replay": "prioritized"}, {"replay": {"alpha": 0.7}}
+    assert layer(base, word)["replay"] == {"kind": "prioritized", "capacity_rows": 99}
+    assert layer(word, flag)["replay"] == {"kind": "prioritized", "alpha": 0.7}
+    assert layer(base, word, flag)["replay"] == {
+        "kind": "prioritized",
+        "capacity_rows": 99,
+        "alpha": 0.7,
+    }
+
+
 def test_a_first_kind_keeps_what_was_set_before_it():
     """The debug preset sets a capacity without a kind: it holds for whichever kind follows."""
     base = {"replay": {"capacity_rows": 99}}

@@ -99,7 +99,9 @@ def test_environments_show_what_those_of_the_run_show(run, monkeypatch):
 
 
 def test_frames_that_an_environment_draws_over_are_kept():
-    dataset, _ = record(Path("data"), task="gym:tests.stubs:stub/Image-v0", episodes=1)
+    told, task = [], "gym:tests.stubs:stub/Image-v0"
+    dataset, _ = record(Path("data"), task=task, episodes=1, tell=lambda *now: told.append(now))
+    assert {of for _, _, of in told} == {1}
     assert dataset.shards[0].columns["obs"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 

@@ -35,6 +35,12 @@ MODULES = {
 """What the core needs, and as what it is imported."""
 
 
+def test_outside_a_terminal_a_line_is_never_broken(capsys):
+    advice = "pip install " + " ".join(["a-package"] * 30)
+    doctor.show([Finding("extra", False, "no package", advice)])
+    assert f"no package: {advice}" in capsys.readouterr().out
+
+
 def find(check, name):
     return {finding.name: finding for finding in check()}[name]
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from forethought.config import ConfigError
+from forethought.config import ConfigError, EnvConfig
 from forethought.envs import VectorEnv
 from forethought.envs.episodes import (
     EvaluationError,
@@ -18,7 +18,13 @@ from forethought.envs.episodes import (
 )
 from forethought.files import FileError
 from forethought.seeding import Streams
-from forethought.training.evaluate import EvalResult, RandomPolicy, Watched, evaluate_target
+from forethought.training.evaluate import (
+    EvalResult,
+    Evaluator,
+    RandomPolicy,
+    Watched,
+    evaluate_target,
+)
 from forethought.training.loop import train_run
 from tests.stub_agent import register, stub_run
 from tests.stubs import CounterEnv, EntityEnv, FaultyEnv, vector_of
@@ -151,11 +157,19 @@ def test_random_play_of_a_task_repeats_with_its_seed():
 
 def test_progress_counts_the_episodes_that_have_ended():
     told = []
-    watched = Watched(Still(), lambda ended, steps, _: told.append((ended, steps)))
+    watched = Watched(Still(), lambda *how_far: told.append(how_far), 4)
     run_episodes(watched, counters(2, 4), [5, 6, 7, 8])
     # environment 0 ends its episodes after 2 and 4 steps, environment 1 after 4 and 8
     ended = [0, 0, 1, 1, 3, 3, 3, 3]
-    assert told == list(zip(ended, range(8), strict=True))
+    assert told == [(done, step, 4) for step, done in enumerate(ended)]
+
+
+def test_progress_counts_the_episodes_of_every_task(tmp_path):
+    told = []
+    task = "multi:gym:Pendulum-v1,gym:MountainCarContinuous-v0"
+    env = EnvConfig(max_episode_steps=3)
+    Evaluator(task, env, Streams(1), 2, lambda *how_far: told.append(how_far)).random()
+    assert {of for _, _, of in told} == {4}
 
 
 def test_a_run_is_evaluated_from_its_latest_best_or_named_checkpoint(tmp_path):

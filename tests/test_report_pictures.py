@@ -55,6 +55,21 @@ def test_a_published_point_far_beyond_the_run_is_named(tmp_path):
     assert any(text.endswith(told) for text in words(axes))
 
 
+def test_runs_that_decide_less_often_than_the_published_ones_are_told_apart(tmp_path):
+    for name, repeat in (("a", 5), ("b", 2), ("c", None)):
+        config = {"env": {"action_repeat": repeat}, "agent": {"name": name}}
+        make_run(tmp_path / name, {45_000: 870.0}, agent="tdmpc2", config=config)
+    told = "actions held for 5 frames here, for 2 in published runs"
+    figure = curves.learning_curves(collect([tmp_path]))
+    (axes,) = figure.axes
+    captions = axes.texts[0].get_text().split("\n")
+    assert captions[1:] == ["published TD-MPC2: 839 at 100k frames, beyond this picture", told]
+    figure.canvas.draw()
+    right = max(text.get_window_extent().x1 for text in axes.texts)
+    assert right < figure.bbox.width  # nothing is cut off
+    assert page(collect([tmp_path])).count(told) == 2  # the card of that run, and the picture
+
+
 def test_the_page_says_how_many_seeds_a_published_mean_is_of(tmp_path):
     make_run(tmp_path / "a", {100_000: 700.0}, agent="tdmpc2")
     told = "The published TD-MPC2: mean of 3 seeds, results of the official TD-MPC2 repository"

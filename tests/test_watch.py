@@ -67,7 +67,10 @@ def test_every_shot_says_how_far_its_episode_is():
 
 def test_the_episodes_are_those_of_evaluate(tmp_path):
     path = train_run(stub_run("gym:Pendulum-v1", steps=40), tmp_path / "run").path
-    played = watch_run(path, video=tmp_path / "a.mp4", checkpoint="best", seed=7)
+    told = []
+    here = {"video": tmp_path / "a.mp4", "checkpoint": "best", "seed": 7}
+    played = watch_run(path, **here, tell=lambda *how_far: told.append(how_far))
+    assert {of for _, _, of in told} == {1}
     assert played.returns == evaluate_target(str(path), episodes=1, seed=7).returns
     assert (played.checkpoint, played.checkpoint_step, played.seed) == ("best", 40, 7)
 

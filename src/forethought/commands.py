@@ -19,8 +19,7 @@ from forethought.presets import flags, help
 if TYPE_CHECKING:
     from rich.console import Console
 
-Tell = Callable[[int, int, int | None], None]
-"""Is told how many episodes have ended, and how many steps were taken."""
+    from forethought.training.evaluate import Tell
 
 PLAIN_PERIOD_S = 30.0
 """Seconds between two lines of progress where there is no terminal."""

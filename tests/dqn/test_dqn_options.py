@@ -87,7 +87,7 @@ def test_minatar_keeps_the_parts_of_the_preset_before_it(name):
 
 
 def test_small_is_double_dqn_on_vectors():
-    assert toggles("dqn_small") == {**PLAIN, "double": True, "network": "mlp"}
+    assert toggles("dqn_small") == {**PLAIN, "double": True, "n_step": 5, "network": "mlp"}
 
 
 def test_minatar_alone_is_plain():

@@ -34,11 +34,16 @@ IDLE_WITH_PROTOCOL = ("eval.episodes", "eval.epsilon", "env.eval_max_episode_ste
 
 
 def layer(base: Mapping[str, Any], *overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep merge, later wins. A new `kind` drops the keys that only the old one has."""
+    """Deep merge, later wins. A new `kind` drops what was said of the old one, but for the keys of
+    the replay that both have. A word for a group is its kind: `replay: transitions`."""
     merged = dict(base)
     for override in overrides:
         for key, value in override.items():
             old = merged.get(key)
+            if isinstance(value, str) and isinstance(old, Mapping):
+                value = {"kind": value}
+            elif isinstance(value, Mapping) and isinstance(old, str):
+                old = {"kind": old}
             if isinstance(value, Mapping) and isinstance(old, Mapping):
                 changed = "kind" in value and value["kind"] != old.get("kind", value["kind"])
                 merged[key] = layer(_kept(key, old, value["kind"]) if changed else old, value)
@@ -49,7 +54,8 @@ def layer(base: Mapping[str, Any], *overrides: Mapping[str, Any]) -> dict[str, A
 
 def _kept(group: str, old: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """What an earlier layer says of the replay that another kind of replay has too, such as its
-    capacity. Kinds of other groups have nothing in common."""
+    capacity. In other groups the same word may mean another thing (a learning rate, of Adam or of
+    RMSProp), and nothing is kept."""
     new = union_members(ReplayConfig).get(kind) if group == "replay" else None
     return {key: value for key, value in old.items() if new and key in field_types(new)}
 

@@ -1,6 +1,7 @@
 """Help on the terminal: the overview of the commands, and the flags of one of them.
 
-tyro draws the flags from the docstrings of the configuration's fields. Nothing here imports torch.
+tyro draws the flags; their texts are the docstrings of the configuration's fields. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def show(command: str, about: str, options: list[Any]) -> int:
 def _for_help(parts: list[Any]) -> Any:
     """One dataclass instance with the fields of all parts, as tyro needs it to draw the help.
 
-    Groups are narrowed to the classes they have here, selectors
-    become choices, and no rules run, for the values shown were checked already.
+    Groups are narrowed to the classes they have here, selectors become choices, and no rules run,
+    for the values shown were checked already.
     """
     import tyro
 

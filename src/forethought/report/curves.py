@@ -217,7 +217,7 @@ def _captions(groups: Sequence[Group]) -> list[str]:
             frames, score = paper.at(right)
             text = f"{paper.label}: {number(score)} at {frames_text(frames)} frames"
             found.append(f"{text}, beyond this picture")
-    return found
+    return [*found, *sorted({group.held_otherwise for group in groups if group.held_otherwise})]
 
 
 def _write_labels(axes: Axes, labels: Sequence[_Label]) -> None:

@@ -86,6 +86,15 @@ class Group:
     def published(self) -> Published | None:
         return published(self.task, self.runs[0].agent, self.runs[0].config)
 
+    @property
+    def held_otherwise(self) -> str | None:
+        """What to remember beside the published curve where its agents decide more or less often;
+        None where they do not, or there is none."""
+        own, paper = self.runs[0].config.get("env.action_repeat"), self.published
+        if paper is None or paper.action_repeat is None or own in (None, paper.action_repeat):
+            return None
+        return f"actions held for {own} frames here, for {paper.action_repeat} in published runs"
+
     def curve(self, run: RunRecord) -> tuple[list[int], list[float]]:
         """A run's evaluations; at frame 0 stands random play, which is how a run begins."""
         points = dict(run.evaluations)

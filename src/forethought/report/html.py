@@ -111,6 +111,8 @@ def _answer(group: Group) -> str:
         frames, value = group.published.at(group.last_frames)
         at = "" if frames == group.last_frames else f" at {frames:,} frames"
         beside.append(f"{group.published.label} {number(value)}{at}")
+    if group.held_otherwise is not None:
+        beside.append(group.held_otherwise)
     return (
         f'<section class="answer"><p class="where">{escape(group.task)}<br>'
         f"<b>{escape(group.label)}</b></p>"

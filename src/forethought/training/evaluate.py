@@ -346,7 +346,7 @@ class Evaluator:
         return replace(result, epsilon=self.epsilon)
 
     def random(self, **polls: Callable[..., Any]) -> EvalResult:
-        """Random play: evaluation 0. It looks at nothing, so no pictures are drawn for it."""
+        """Random play: evaluation 0. It looks at nothing, so dmc tasks draw no pictures for it."""
         if self.config.obs is not None:
             with closing(self._without_pictures()) as blind:
                 return blind.random(**polls)

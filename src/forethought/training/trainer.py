@@ -68,7 +68,7 @@ class Trainer:
             epsilon=config.eval.epsilon,
         )
         self._played: tuple[int, int, int | None] = (0, 0, None)
-        """Episodes ended and steps taken in the evaluation under way."""
+        """Of the evaluation under way: episodes ended, steps taken, episodes in all."""
         self.videos = EvaluationVideos(config, self.tracker)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, to_dict(config))
         self.gates = Gates()

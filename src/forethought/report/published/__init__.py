@@ -36,6 +36,8 @@ class Published:
     """Mean return over the published seeds."""
     seeds: tuple[int, ...]
     """How many seeds each mean is of."""
+    action_repeat: int | None = None
+    """Frames for which its agents hold an action; None: runs here hold theirs as long."""
 
     def at(self, frames: float) -> tuple[int, float]:
         """(env_frames, mean) of the first published point that had at least this many frames.
@@ -62,9 +64,7 @@ def published(task: str, agent: str, config: Mapping[str, Any] | None = None) ->
     if not rows:
         return None
     frames, means, seeds = zip(*sorted(rows))
-    repeat = (config or {}).get("env.action_repeat")
-    other = "" if repeat in (None, 2) else f" (actions held for 2 frames, here for {repeat})"
-    return Published(f"published {NAMES[agent]}{other}", SOURCE, frames, means, seeds)
+    return Published(f"published {NAMES[agent]}", SOURCE, frames, means, seeds, action_repeat=2)
 
 
 @functools.cache
