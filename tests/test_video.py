@@ -30,6 +30,7 @@ from forethought.tracking.wandb import WandbSink
 from forethought.training import videos
 from forethought.training.loop import train_run
 from tests.stub_agent import register, stub_run, training_record
+from tests.videos import frame
 
 GREY = "gym:tests.pictures:pictures/Grey-v0"
 
@@ -48,11 +49,6 @@ def write(path: Path, count: int = 10, fps: float = 20, **size: int) -> Path:
         for number in range(count):
             add(picture(20 * (number % 12), **size), [])
     return path
-
-
-def frame(path: Path, number: int) -> np.ndarray:
-    with imageio.get_reader(path) as reader:
-        return np.array(reader.get_data(number))
 
 
 # -- files -----------------------------------------------------------------------------------------
