@@ -19,8 +19,10 @@ from forethought.files import FileError, end_of_lines
 from forethought.tracking.csv_file import read_rows
 from forethought.tracking.run_directory import NoRun, RunDirectory
 
-QUIET = frozenset({"started", "about", "resumed", "done", "running", "checkpoint-size"})
-"""Events of a run that goes as it should."""
+QUIET = frozenset(
+    {"started", "about", "resumed", "done", "running", "interrupted", "checkpoint-size"}
+)
+"""Events of a run that goes as it should; whether it is interrupted, its status says."""
 LAST_EPISODES = 10
 NORMALISED = "normalised_score/"
 """Columns of eval.csv that begin so are the scores of single tasks."""
