@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from forethought.training.gates import NEEDS_INSPECTION, Gates
+from forethought.training.gates import NEEDS_INSPECTION, Gates, Pace
 
 
 def nan_updates(gates: Gates, count: int, start: int = 0) -> list[str]:
@@ -120,3 +120,29 @@ def test_the_gates_go_on_from_their_saved_state():
     assert "diverged" not in nan_updates(again, 40, start=60)
     assert nan_updates(again, 1, start=100) == ["diverged"]
     assert [a.kind for s in (4.0, 4.0) for a in again.after_evaluation(s)] == ["evaluation-drop"]
+
+
+def told_of(pace: Pace, *updates_per_s: float) -> list[int]:
+    """Which of these intervals are told of."""
+    return [place for place, speed in enumerate(updates_per_s) if pace.after_interval(speed)]
+
+
+def test_a_collapse_of_the_pace_is_told_once_after_three_intervals():
+    pace = Pace()
+    assert told_of(pace, 100, 0, 90, 110, 100, 105) == []  # one interval without updates
+    assert told_of(pace, 19, 18, 19, 19, 1) == [2]
+    assert told_of(pace, 100, 19, 19, 100, 19, 19) == []  # never three in a row
+    assert told_of(pace, 19) == [0]
+    assert "19 updates per second, from 100" in pace_message()
+
+
+def pace_message() -> str:
+    pace = Pace()
+    told_of(pace, *[100] * 5, 19, 19)
+    (alarm,) = pace.after_interval(19)
+    return alarm.message
+
+
+def test_a_pace_that_never_was_usual_or_falls_by_half_is_not_told():
+    assert told_of(Pace(), 100, 1, 1, 1, 1) == []
+    assert told_of(Pace(), *[100] * 5, *[21] * 5) == []

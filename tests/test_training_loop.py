@@ -81,6 +81,19 @@ def test_an_agent_that_collects_by_itself_says_when_learning_begins(tmp_path, mo
     assert phases.count("collecting, learning begins at 60") == 60
 
 
+def test_a_collapse_of_the_pace_becomes_an_event(tmp_path, monkeypatch):
+    def wall_s(tracker: Tracker) -> float:
+        """A second for each step, and a hundred for each after step 200."""
+        steps = tracker._clock.agent_steps
+        return steps + 99.0 * max(0, steps - 200)
+
+    monkeypatch.setattr(Tracker, "wall_s", property(wall_s))
+    run = train_run(stub_run(steps=300, track={"every_agent_steps": 10}), tmp_path / "run")
+    told = [event for event in RunDirectory.open(run.path).events() if event["kind"] == "slow"]
+    assert [event["agent_steps"] for event in told] == [230]
+    assert "has slowed down" in told[0]["message"]
+
+
 def test_an_evaluation_says_how_far_it_is(tmp_path, monkeypatch):
     """Two episodes of 30 decisions, played together."""
     phases = []

@@ -81,18 +81,20 @@ class Tracker:
         """Take the metrics of an update into the open interval."""
         self._metrics.add(metrics)
 
-    def flush_train(self, clock: Clock) -> None:
-        """Close the interval: one row of train.csv, if any step was taken since the last."""
+    def flush_train(self, clock: Clock) -> Row:
+        """Close the interval: one row of train.csv, if any step was taken since the last. Returns
+        it; empty if there is none."""
         for sink in self._sinks:
             sink.retry()
         if clock.position == self._last_flush[clock.unit] and self._metrics.empty:
-            return
+            return {}
         now = {**clock.row(), "wall_s": self.wall_s}
         times = _times(self._last_flush, now)
         row = {**now, "wall_s": round(now["wall_s"], 3), **times, **self._metrics.row()}
         self._last_flush = now
         self._metrics.clear()
         self._write("train", row)
+        return row
 
     def episode(self, row: Mapping[str, Cell]) -> None:
         """A training episode has ended."""

@@ -11,11 +11,14 @@
 - Three evaluations in a row below best - 0.5 (best - random) tag the run `needs-inspection`. The
   random score anchors the rule: half of the best would be wrong for negative scores (at a best of
   -4 in Pong, -5 is no collapse).
+- Three intervals of train.csv in a row in which the run learned at less than a fifth of its usual
+  pace warn: something else takes the processor, or threads spin.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,6 +31,9 @@ VALUE_LIMIT = 10.0  # times r_max / (1 - gamma)
 WARNING_PERIOD = 1000  # updates between two warnings of one kind
 EVALUATIONS_TO_TAG = 3
 NEEDS_INSPECTION = "needs-inspection"
+USUAL_INTERVALS = 5  # before a pace is called usual
+SLOW_SHARE = 0.2  # of the usual pace
+SLOW_INTERVALS = 3
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Alarm:
 
     kind: str
     """`nonfinite-update`, `nonfinite-metric`, `gradient-norm`, `runaway-values`,
-    `evaluation-drop` or `diverged`."""
+    `evaluation-drop`, `slow` or `diverged`."""
     message: str
     """One sentence for a person."""
     halt: bool = False
@@ -162,3 +168,36 @@ class Gates:
             return []
         setattr(self, field, updates)
         return [alarm]
+
+
+class Pace:
+    """How fast this process learns, interval by interval.
+
+    It is not part of a checkpoint: what another process measured, perhaps on another machine, says
+    nothing about this one, and time must not decide what a run becomes.
+    """
+
+    def __init__(self) -> None:
+        self.usual: list[float] = []
+        """Updates per second of the intervals that were not slow."""
+        self.slow = 0
+        """Slow intervals in a row."""
+
+    def after_interval(self, updates_per_s: float) -> list[Alarm]:
+        """Judges one interval; one without updates says nothing."""
+        if updates_per_s <= 0:
+            return []
+        usual = statistics.median(self.usual) if len(self.usual) >= USUAL_INTERVALS else 0.0
+        if updates_per_s >= SLOW_SHARE * usual:
+            self.usual.append(updates_per_s)
+            self.slow = 0
+            return []
+        self.slow += 1
+        if self.slow != SLOW_INTERVALS:  # told once per collapse, not at each interval after it
+            return []
+        message = (
+            f"Learning has slowed down to {updates_per_s:.3g} updates per second, from "
+            f"{usual:.3g}: does another process use this machine? Threads of several runs that "
+            "wait for each other cost most; OMP_WAIT_POLICY=PASSIVE and train.threads 1 help."
+        )
+        return [Alarm("slow", message)]

@@ -26,7 +26,7 @@ from forethought.training.checkpoint import Checkpoints, State
 from forethought.training.collect import Collector, learned_in
 from forethought.training.dump import DUMPS, keep_first_and_newest, readable, write_dump
 from forethought.training.evaluate import EvalResult, Evaluator
-from forethought.training.gates import Alarm, Gates
+from forethought.training.gates import Alarm, Gates, Pace
 from forethought.training.signals import Interrupted, Stop
 from forethought.training.videos import EvaluationVideos
 
@@ -71,7 +71,7 @@ class Trainer:
         """Of the evaluation under way: episodes ended, steps taken, episodes in all."""
         self.videos = EvaluationVideos(config, self.tracker)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, to_dict(config))
-        self.gates = Gates()
+        self.gates, self.pace = Gates(), Pace()
         self.total = rhythm.total
         """Where the run ends, in its unit."""
         self.log_every = Every(rhythm.log_every)
@@ -169,7 +169,9 @@ class Trainer:
         if self.diagnose_every.due(self.clock.agent_steps):
             self.tracker.add(self.agent.replay_diagnostics())
         if self.log_every.due(self.clock.position):
-            self.tracker.flush_train(self.clock)
+            pace = self.tracker.flush_train(self.clock).get("updates_per_s")
+            if isinstance(pace, float):
+                self._sound(self.pace.after_interval(pace))
 
     def evaluate(self, stop: Stop) -> bool:
         """The pending evaluation; True when its score is the best so far."""
