@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from forethought.agents.tdmpc2 import TDMPC2, compiling
 from forethought.agents.tdmpc2.compiling import choose, compile_losses, compile_networks
@@ -43,6 +42,13 @@ def forgotten():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+def counting() -> Any:
+    """A compiler that counts its graphs; imported here, for that takes seconds."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    return CompileCounterWithBackend("eager")
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -134,7 +140,7 @@ def test_networks_in_graphs_have_the_same_outputs_and_gradients(
 
 def test_the_networks_of_an_ensemble_share_a_graph() -> None:
     """Else every pair of Q functions that is drawn would be compiled."""
-    agent, counter = make_agent(), CompileCounterWithBackend("eager")
+    agent, counter = make_agent(), counting()
     compile_networks(agent.model, counter)
     z, a = torch.rand(4, 16), torch.rand(4, 2)
     with torch.no_grad():
@@ -149,7 +155,7 @@ def test_the_networks_of_an_ensemble_share_a_graph() -> None:
 def test_the_model_losses_are_one_graph_whatever_heads_are_drawn(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    agent, counter = make_agent(SHORT), CompileCounterWithBackend("eager")
+    agent, counter = make_agent(SHORT), counting()
     compile_losses(agent.learner, counter)
     learnt(agent, updates=4)
     assert not told(caplog)

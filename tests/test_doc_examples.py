@@ -63,9 +63,9 @@ SMALL = {
 """What makes any training one of seconds, in the place of what a page says."""
 SMALL_PIXELS = {
     **SMALL,
-    "--steps": "24",
-    "--env.max_episode_steps": "8",
-    "--train.seed_agent_steps": "20",
+    "--steps": "12",
+    "--env.max_episode_steps": "5",
+    "--train.seed_agent_steps": "10",
 }
 """Fewer pictures: without a graphics card, one takes longer than a decision."""
 SMALL_OFFLINE = {
@@ -289,6 +289,8 @@ def carry_out(words, runs, capsys):
         asked = made_small(asked)
     elif "--steps" in asked:
         asked[asked.index("--steps") + 1] = FURTHER
+    elif asked[0] == "import-tdmpc2":
+        asked += ["--env.max_episode_steps", "20"]  # its episodes are played below
     if asked[0] == "watch" and not can_draw(asked[1]):
         read_only(*asked)
         return []
