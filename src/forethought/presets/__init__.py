@@ -5,6 +5,8 @@ configuration. Its mapping `agents:` holds, by agent name, what applies to that 
 with `if_kind: KIND` is left out where a preset before it has chosen another kind for that group.
 """
 
+import copy
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,14 +49,25 @@ def parse_scalar(text: str) -> Any:
 
 def names() -> list[str]:
     """All presets, in alphabetical order."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return list(_names(FOLDER))
 
 
 def load(name: str) -> dict[str, Any]:
     """A preset as it stands in its file."""
     if name not in names():
         raise unknown("preset", name, names(), "'forethought list presets' shows all.")
-    return load_file(FOLDER / f"{name}.yaml")
+    return copy.deepcopy(_shipped(FOLDER / f"{name}.yaml"))
+
+
+# Presets are part of the package and do not change while it runs; a report looks at all of them.
+@functools.cache
+def _names(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+@functools.cache
+def _shipped(path: Path) -> dict[str, Any]:
+    return load_file(path)
 
 
 def load_file(path: Path) -> dict[str, Any]:
