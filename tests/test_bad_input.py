@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 
 import pytest
@@ -124,11 +125,19 @@ def test_a_new_run_never_goes_over_something_else(refused, empty_folder):
     assert "taken" in refused(*train("--out", "taken"), codes=(1, 2))
 
 
-@pytest.fixture
-def finished_run(empty_folder, capsys):
-    """A run of a few steps, in the folder `done`."""
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of a few steps."""
+    out = tmp_path_factory.mktemp("trained") / "done"
     flags = ["--steps", "20", "--train.seed_agent_steps", "20", "--train.seed_updates", "0"]
-    assert main(train(*flags, "--eval.episodes", "1", "--out", "done")) == 0
+    assert main(train(*flags, "--eval.episodes", "1", "--out", str(out))) == 0
+    return out
+
+
+@pytest.fixture
+def finished_run(trained, empty_folder, capsys):
+    """A copy of it, in the folder `done`."""
+    shutil.copytree(trained, empty_folder / "done")
     capsys.readouterr()
     return empty_folder / "done"
 
