@@ -26,8 +26,9 @@ $(STAMP): pyproject.toml constraints.txt
 test: lint  ## all checks and tests, as the CI runs them
 	$(MAKE) --no-print-directory -j 2 type pytest
 
+# One worker more than two cores: some tests wait, for a time-out or for another process.
 pytest: setup
-	$(ENV) $(PY) -m pytest -n 2 --dist worksteal
+	$(ENV) $(PY) -m pytest -n 3 --dist worksteal
 
 test-slow: setup  ## the tests that wait for torch.compile (minutes)
 	$(ENV) $(PY) -m pytest -m slow
