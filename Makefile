@@ -5,9 +5,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 # One thread per process: on a few cores, idle OpenMP threads that spin cost more than they give.
-ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+# Byte code is kept, whatever the shell says: the tests start hundreds of processes.
+ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
 
-.PHONY: help setup quickstart test pytest test-slow lint type bench learn learn-kinds learn-dqn learn-atari learn-sac-td3 learn-quickstart ablation resume-check faults faults-beside-sb3 clean
+.PHONY: help setup quickstart test pytest test-docs test-slow lint type bench learn learn-kinds learn-dqn learn-atari learn-sac-td3 learn-quickstart ablation resume-check faults faults-beside-sb3 clean
 .DEFAULT_GOAL := help
 SEED ?= 1
 QUICK := $(if $(wildcard $(STAMP)),$(VENV),.venv-quickstart)
@@ -23,12 +24,15 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 # Types are checked beside the tests, which now and then only wait.
-test: lint  ## all checks and tests, as the CI runs them
+test: lint  ## lint, types and all tests of the code, in minutes
 	$(MAKE) --no-print-directory -j 2 type pytest
 
 # One worker more than two cores: some tests wait, for a time-out or for another process.
 pytest: setup
 	$(ENV) $(PY) -m pytest -n 3 --dist worksteal
+
+test-docs: setup  ## every command and example of README and docs, carried out in small (a minute)
+	$(ENV) $(PY) -m pytest -n 2 --dist worksteal -m pages
 
 test-slow: setup  ## the tests that wait for torch.compile (minutes)
 	$(ENV) $(PY) -m pytest -m slow

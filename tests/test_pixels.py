@@ -186,11 +186,11 @@ from tests.test_pixels import PARTS, run_config
 from forethought.training.loop import resume_run, train_run
 
 place = Path(sys.argv[1])
-task, seen = "dmc:cartpole-balance", {"obs": "plain_pixels", "seed_steps": 20}
-seen["max_episode_steps"] = 10  # a picture takes longer than all else
-whole = train_run(run_config(task, steps=34, **seen), place / "whole")
-parted = train_run(run_config(task, steps=26, workers=True, **seen), place / "parted")
-resume_run(parted.path, steps=34)
+task, seen = "dmc:cartpole-balance", {"obs": "plain_pixels", "seed_steps": 12}
+seen["max_episode_steps"] = 6  # a picture takes longer than all else
+whole = train_run(run_config(task, steps=20, **seen), place / "whole")
+parted = train_run(run_config(task, steps=15, workers=True, **seen), place / "parted")
+resume_run(parted.path, steps=20)
 once, again = (training_record(run.path) for run in (whole, parted))
 print(json.dumps([part for part in PARTS if once[part] != again[part]]))
 """

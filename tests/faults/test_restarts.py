@@ -317,7 +317,7 @@ def test_case_23_no_slice_crosses_the_end_or_the_loss_of_an_episode(
     layers = {
         "agent": {"horizon": horizon, "batch_size": 4},
         "replay": {"kind": kind, "capacity_rows": 60, "block_rows": 7},
-        "steps": 200,
+        "steps": max(120, 30 * length),
         "eval": {"every_agent_steps": 0, "episodes": 1},
     }
     env = {"num_envs": 2, "on_env_error": "restart"}

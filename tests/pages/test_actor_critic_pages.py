@@ -12,7 +12,7 @@ from forethought.agents.sac.update import METRICS as SAC_METRICS
 from forethought.agents.td3.update import METRICS as TD3_METRICS
 from forethought.config import build_run_config
 from forethought.tracking import columns
-from tests.test_doc_examples import DOCS, every_flag, first_names, shown, table
+from tests.pages.reading import DOCS, every_flag, first_names, shown, table
 
 NAMES = {"sac": ("sac_sb3", "sac_cleanrl"), "td3": ("td3_sb3",)}
 """The agents, and the presets that have a column."""

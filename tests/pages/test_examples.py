@@ -1,12 +1,10 @@
-"""The documentation runs: its Python and shell blocks, its tables and its links are checked here.
+"""The documentation runs: its Python blocks and its commands, carried out in a small world.
 
-In a page, a block whose first line is a comment with a file's name is that file. All pages are read
-in one folder with a finished run in it, for which RUN stands. Python blocks of a page are one
-program. Commands are carried out, each once, in a small world: training and resuming stop after a
-few steps. Only what make does is not done.
+All pages are read in one folder with a finished run in it, for which RUN stands. Python blocks of a
+page are one program. Commands are carried out, each once: training and resuming stop after a few
+steps. Only what make does is not done.
 """
 
-import ast
 import csv
 import dataclasses
 import json
@@ -16,21 +14,15 @@ import shlex
 import shutil
 import subprocess
 import sys
-from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
-import gymnasium
 import pytest
 
-import forethought
 from forethought import cli, presets
 from forethought import config as conf
-from forethought.agents.registry import AGENTS, config_class
-from forethought.agents.tdmpc2.config import TDMPC2Config
-from forethought.envs import check_task, make_env, make_single, rendering
+from forethought.envs import check_task, make_env, rendering
 from forethought.presets import flags
-from forethought.tracking import columns
 from forethought.tracking.catalog import Entry
 from tests.data_stubs import make_dataset
 from tests.import_stubs import (
@@ -40,16 +32,20 @@ from tests.import_stubs import (
     write_chunk,
     write_minari,
 )
-from tests.stubs import CounterEnv
+from tests.pages.reading import (
+    DOCS,
+    OF_EVERY_PAGE,
+    PAGES,
+    ROOT,
+    commands,
+    console_examples,
+    files_in,
+    first_names,
+    programs,
+)
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-HYPER = DOCS / "agents" / "tdmpc2.md"
-PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
-OF_EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
-COMMAND = re.compile(r"^(?:\$ )?((?:forethought|make) \S.*)$", re.MULTILINE)
+pytestmark = pytest.mark.pages
+
 WORDS = {"AGENT": "tdmpc2", "TASK": "gym:Pendulum-v1", "STEP": "400"}
 """What stands for a word in capitals, besides RUN."""
 SMALL = {
@@ -83,43 +79,6 @@ SMALLER = {
 """Laid over the preset debug: 20 of its 400 steps are planned and learned from."""
 FURTHER = "60"
 """Steps in all, where a page resumes a run with more steps."""
-
-
-def blocks(page):
-    """(language, text) of every fenced block."""
-    return FENCE.findall(page.read_text(encoding="utf-8"))
-
-
-def files_in(page):
-    return {found[1]: text for _, text in blocks(page) if (found := FILE.match(text))}
-
-
-def programs(page):
-    """The Python blocks of a page that are no files."""
-    codes = [text for language, text in blocks(page) if language == "python"]
-    return [code for code in codes if not FILE.match(code)]
-
-
-def commands(page):
-    """Every `forethought ...` and `make ...` of a page, in blocks and in running text, as words."""
-    text = page.read_text(encoding="utf-8")
-    found = [line for _, code in FENCE.findall(text) for line in COMMAND.findall(code)]
-    prose = FENCE.sub("", text)
-    found += re.findall(r"`((?:forethought|make) [^`]*)`", prose)
-    return [shlex.split(line, comments=True) for line in dict.fromkeys(found)]
-
-
-def table(page, heading):
-    """The rows, as lists of cells, of the first table under a heading."""
-    text = page.read_text(encoding="utf-8")
-    part = re.split(rf"^#+ {re.escape(heading)}\n", text, flags=re.MULTILINE)[1]
-    lines = re.search(r"^\|.*\n\|---.*\n((?:\|.*\n)+)", part, re.MULTILINE)[1].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-
-
-def first_names(page, heading):
-    """The names in the first column of that table."""
-    return [row[0].split("`")[1] for row in table(page, heading)]
 
 
 @pytest.fixture(scope="module")
@@ -202,23 +161,12 @@ def test_python_blocks_run_from_top_to_bottom(here, page, tmp_path, monkeypatch)
         exec(compile(code, page.name, "exec"), names)  # noqa: S102
 
 
-def test_the_pages_for_python_have_examples():
-    pages = ("README.md", "docs/python_api.md", "docs/run_directory.md")
-    assert all(programs(ROOT / page) for page in pages)
-
-
 def test_extra_columns_of_the_example_reach_a_row(here):
     env = make_env("gym:windy:WindyPuck-v0")
     _, infos = env.reset(seed=[3])
     assert infos["wind"].shape == (1, 2)
     assert env.spec_for_agent.columns[0].name == "wind"
     env.close()
-
-
-def test_a_script_for_workers_has_the_guard_that_it_tells_of():
-    code = files_in(DOCS / "your_environment.md")["train_puck.py"]
-    assert [type(node) for node in ast.parse(code).body][-1] is ast.If
-    compile(code, "train_puck.py", "exec")
 
 
 def test_a_module_that_raises_is_told_with_its_traceback(here):
@@ -232,13 +180,6 @@ def test_a_module_that_raises_is_told_with_its_traceback(here):
 def test_an_id_without_its_module_is_told_how_to_name_it(here):
     with pytest.raises(conf.ConfigError, match="is named gym:MODULE:ID"):
         check_task("gym:rink/Puck-v0")
-
-
-def test_an_own_environment_may_bear_the_name_of_one_that_never_terminates(monkeypatch):
-    spec = gymnasium.envs.registration.EnvSpec("Pusher-v9", entry_point=CounterEnv)
-    monkeypatch.setitem(gymnasium.registry, "Pusher-v9", spec)
-    assert make_single("gym:Pusher-v9").spec_for_agent.terminates
-    assert not make_single("gym:Pendulum-v1").spec_for_agent.terminates
 
 
 # Commands
@@ -375,87 +316,13 @@ def make_targets():
     return re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def test_every_verb_is_in_the_documentation():
-    used = {words[1] for page in PAGES for words in commands(page) if words[0] == "forethought"}
-    assert set(cli.VERBS) <= used
+# The run directory
 
 
-def console_examples():
-    text = "".join(code for lang, code in blocks(DOCS / "configuration.md") if lang == "console")
-    return re.findall(r"^\$ forethought (.*)\n(.*)$", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize(("command", "said"), console_examples())
-def test_what_makes_no_sense_is_refused_in_the_words_of_the_page(command, said, capsys):
-    assert cli.main(shlex.split(command)) == 2
-    assert capsys.readouterr().err.strip() == said
-
-
-def every_flag(cls, prefix=""):
-    """The flags of a configuration class, those of every kind of a group included."""
-    for name, annotation in conf.field_types(cls).items():
-        kinds = conf.union_members(annotation)
-        group = [annotation] if dataclasses.is_dataclass(annotation) else list(kinds.values())
-        if not group or kinds:
-            yield prefix + name
-        for member in group:
-            yield from every_flag(member, f"{prefix}{name}.")
-
-
-@OF_EVERY_PAGE
-def test_every_dotted_flag_exists(page):
-    known = set(every_flag(conf.RunConfig))
-    known |= {key for name in AGENTS for key in every_flag(config_class(name), "agent.")}
-    for flag in re.findall(r"--((?:\w+\.)+[\w-]+)", page.read_text(encoding="utf-8")):
-        key = flag.replace("-", "_")
-        assert key in known or key.replace(".no_", ".") in known or "horzon" in key, f"--{flag}"
-
-
-@OF_EVERY_PAGE
-def test_every_link_leads_somewhere(page):
-    text = re.sub(r"!\[[^]]*\]\([^)]*\)", "", page.read_text(encoding="utf-8"))  # no pictures
-    for target in re.findall(r"\]\(([^)#]*)(?:#[\w-]*)?\)", text):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), target
-
-
-@OF_EVERY_PAGE
-def test_every_anchor_is_a_heading(page):
-    links = re.findall(r"\]\(([^)#:]*)#([\w-]*)\)", page.read_text(encoding="utf-8"))
-    for target, anchor in links:
-        other = page.parent / target if target else page
-        headings = re.findall(r"^#+ (.*)$", other.read_text(encoding="utf-8"), re.MULTILINE)
-        slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
-        assert anchor in slugs, f"{target}#{anchor}"
-
-
-# Tables that the code decides
-
-
-def test_every_public_name_is_on_the_python_page():
-    page = DOCS / "python_api.md"
-    shown = re.findall(r"^\| \[`(\w+)`\]", page.read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(shown) == sorted(forethought.__all__)
-    assert all(getattr(forethought, name).__doc__ for name in forethought.__all__)
-
-
-@pytest.mark.parametrize(
-    ("heading", "names"),
-    [
-        ("Every CSV begins with", columns.LEADING),
-        ("train.csv", columns.train_columns(())[len(columns.LEADING) :]),
-        ("episodes.csv", columns.EPISODE[len(columns.LEADING) :]),
-        ("eval.csv", columns.EVALUATION[len(columns.LEADING) :]),
-        ("Checkpoints", None),
-    ],
-)
-def test_the_page_of_the_run_directory_has_every_column_in_order(place, heading, names):
-    if names is None:  # no columns but files: those of a real checkpoint
-        folder = max((place.run / "checkpoints").glob("step-*"))
-        names = sorted(path.name for path in folder.iterdir())
-        assert sorted(first_names(DOCS / "run_directory.md", heading)) == names
-    else:
-        assert first_names(DOCS / "run_directory.md", heading) == list(names)
+def test_the_page_of_the_run_directory_has_every_file_of_a_checkpoint(place):
+    folder = max((place.run / "checkpoints").glob("step-*"))
+    names = sorted(path.name for path in folder.iterdir())
+    assert sorted(first_names(DOCS / "run_directory.md", "Checkpoints")) == names
 
 
 def test_the_page_of_the_run_directory_names_every_entry_of_a_run(place):
@@ -467,105 +334,3 @@ def test_the_page_of_the_run_directory_names_every_entry_of_a_run(place):
     fields = [field.name for field in dataclasses.fields(Entry)]
     text = page.read_text(encoding="utf-8").split("lists them:")[1]
     assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)[: len(fields)] == fields
-
-
-def event_kinds():
-    """Every kind of event that the source names: first words of `event`, `_warn` and `Alarm`."""
-    for path in (ROOT / "src" / "forethought").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                if name in ("event", "_event", "_warn", "Alarm"):
-                    yield node.args[0].value
-
-
-def test_every_kind_of_event_is_explained():
-    shown = first_names(DOCS / "run_directory.md", "events.jsonl")
-    assert set(event_kinds()) - set(shown) == set()
-
-
-def test_every_preset_is_in_the_table_of_presets():
-    assert first_names(DOCS / "configuration.md", "Presets") == presets.names()
-
-
-def cell(value):
-    """A value as a table shows it."""
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
-    return f"{value:,}" if isinstance(value, int | float) else str(value)
-
-
-@pytest.mark.parametrize(
-    "group", ["env", "env.atari", "replay", "train", "eval", "track", "offline"]
-)
-def test_the_page_of_the_configuration_has_every_key_with_its_default(group):
-    cls = type(attrgetter(group)(default_config()))
-    values = conf.to_dict(cls())
-    own = [name for name in conf.field_types(cls) if not isinstance(values[name], dict)]
-    wanted = [[f"`{group}.{name}`", cell(values[name])] for name in own]
-    assert [row[:2] for row in table(DOCS / "configuration.md", group)] == wanted
-
-
-def default_config(*names):
-    layers = presets.layers(names, None, "tdmpc2")
-    return conf.build_run_config("tdmpc2", "gym:Pendulum-v1", TDMPC2Config, layers)
-
-
-def value_of(config, key):
-    """What a run has for a key of the table, sizes and iterations resolved; None is derived."""
-    *groups, name = key.split(".")
-    inner = config
-    for group in groups:
-        inner = getattr(inner, group)
-    if groups[-1] == "model" and hasattr(inner.resolved, name):
-        return getattr(inner.resolved, name)
-    if name == "iterations":
-        return inner.iterations_for(6)
-    value = getattr(inner, name)
-    value = list(value) if isinstance(value, tuple) else value
-    return getattr(value, "kind", value)
-
-
-def shown(text):
-    if text == "derived":
-        return None
-    return text if text == "off" else presets.parse_scalar(text.replace(",", ""))
-
-
-def test_hyper_parameters_on_the_page_are_those_of_the_presets():
-    for key, default, _, small, _ in table(HYPER, "Hyper-parameters"):
-        key = key.strip("`")
-        assert value_of(default_config(), key) == shown(default), key
-        small = default if small == "same" else small
-        assert value_of(default_config("tdmpc2_small"), key) == shown(small), key
-
-
-def test_the_preset_tdmpc2_has_the_official_numbers():
-    """The official value ends its cell; only what a word describes is not compared."""
-    compared = 0
-    for key, _, official, *_ in table(HYPER, "Hyper-parameters"):
-        number = shown(official.split(" ")[-1])
-        ours = value_of(default_config("tdmpc2"), key.strip("`"))
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            assert ours == number, key
-            compared += 1
-    assert compared >= 40
-
-
-def test_every_option_of_tdmpc2_is_on_its_page():
-    text = HYPER.read_text(encoding="utf-8")
-    rows = {row[0].strip("`") for row in table(HYPER, "Hyper-parameters")}
-    own = set(every_flag(TDMPC2Config, "agent."))
-    kinds = {key for key in own if re.match(r"agent\.(schedule|returns)\.", key)}
-    assert own - kinds - rows == set()
-    assert {key for key in kinds if key not in text} == set()
-
-
-def test_every_metric_of_tdmpc2_is_explained():
-    from forethought.agents.tdmpc2.act import plan_metrics
-    from forethought.agents.tdmpc2.update import METRICS
-
-    planned = (*plan_metrics("plan_std_mean"), "plan_entropy")
-    names = columns.train_columns((*METRICS, "termination_loss", *planned))
-    own = set(names) - set(columns.LEADING) - set(columns.TRAIN_TIMES)
-    assert set(first_names(HYPER, "Metrics")) == own
