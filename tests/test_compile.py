@@ -107,14 +107,6 @@ def whole_steps(agent: TDMPC2, backend: Any, of_networks: Any = None) -> TDMPC2:
     return agent
 
 
-def test_whole_steps_in_graphs_learn_and_plan_as_without(caplog: pytest.LogCaptureFixture) -> None:
-    """Through dynamo, and the losses through autograd's ahead-of-time graphs too: all but the last
-    stage of a compiler. The networks' own such graphs have the next test, which takes less time."""
-    plain, graphs = make_agent(SMALL), whole_steps(make_agent(SMALL), "aot_eager", "eager")
-    assert_same(learnt(plain, updates=2), learnt(graphs, updates=2))
-    assert not told(caplog)  # else it did not compile
-
-
 def test_networks_in_graphs_have_the_same_outputs_and_gradients(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -236,6 +228,15 @@ def test_full_on_a_cpu_keeps_the_c_kernels_and_says_what_is_compiled(
 
 
 # ---- with torch's own compiler, which takes its time ----
+
+
+@pytest.mark.slow
+def test_whole_steps_in_graphs_learn_and_plan_as_without(caplog: pytest.LogCaptureFixture) -> None:
+    """Through dynamo, and the losses through autograd's ahead-of-time graphs too: all but the last
+    stage of a compiler. The networks' own such graphs have a test above, which takes less time."""
+    plain, graphs = make_agent(SMALL), whole_steps(make_agent(SMALL), "aot_eager", "eager")
+    assert_same(learnt(plain, updates=2), learnt(graphs, updates=2))
+    assert not told(caplog)  # else it did not compile
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from forethought.config import (
     to_dict,
     unknown,
 )
+from forethought.presets.loader import LOADERS
 
 
 @dataclass(frozen=True)
@@ -378,8 +379,10 @@ def test_an_unknown_preset_names_the_nearest():
         presets.load("debgu")
 
 
-def test_plain_values_are_those_of_yaml_1_2(tmp_path):
+@pytest.mark.parametrize("kind", LOADERS)
+def test_plain_values_are_those_of_yaml_1_2(kind, tmp_path, monkeypatch):
     """PyYAML alone reads 3e-4 as text and `off` as false."""
+    monkeypatch.setattr("forethought.presets.loader.LOADERS", [kind])
     path = tmp_path / "a.yaml"
     path.write_text("{a: 3e-4, b: -1E3, c: 0.5, d: 7, e: e4, f: off, g: true, h: False, i: 1_000}")
     assert presets.load_file(path) == {
@@ -406,6 +409,12 @@ def test_an_unreadable_file_is_one_sentence_that_names_it(tmp_path, content, sen
     assert str(path) in str(error.value)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_every_preset_reads_alike_with_and_without_the_library():
+    texts = [file.read_text() for file in sorted(presets.FOLDER.glob("*.yaml"))]
+    slow, fast = ([yaml.load(text, kind) for text in texts] for kind in (LOADERS[0], LOADERS[-1]))
+    assert slow == fast and len(texts) > 10
 
 
 def test_an_empty_file_changes_nothing(tmp_path):

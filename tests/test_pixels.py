@@ -27,10 +27,6 @@ from forethought.training.loop import resume_run, train_run
 from tests.stub_agent import training_record
 
 ROOM = "gym:tests.shown_envs:shown/Room-v0"
-DRAWN = pytest.mark.skipif(
-    all(rendering.probe(backend) is not None for backend in rendering.BACKENDS),
-    reason="no EGL and no OSMesa on this machine",
-)
 
 PARTS = ("train", "episodes", "agent", "agent tensors", "replay tensors", "loop tensors")
 """Of a run's record: what an evaluation more or less does not change."""
@@ -164,42 +160,47 @@ for obs in ("pixels", "plain_pixels"):
     }
     env.close()
     twin.close()
-print(json.dumps(found))
 """
 
 
-@DRAWN
-def test_control_tasks_are_drawn_once_per_decision_and_the_same_in_workers() -> None:
-    found = in_own_process(SHOWN)
-    for seen in found.values():
-        assert (seen["shape"], seen["dtype"]) == ([2, 64, 64, 3], "uint8")
-        assert seen["std"] > 5 and seen["equal"] and seen["moved"]
-        assert (seen["drawn"], seen["repeat"]) == (6, 2)  # 2 environments, 3 decisions of 2 frames
-    assert found["pixels"]["first"] != found["plain_pixels"]["first"]  # shadows
-
-
 RESUMED = """
-import json, sys
 from pathlib import Path
 from tests.stub_agent import training_record
 from tests.test_pixels import PARTS, run_config
 from forethought.training.loop import resume_run, train_run
 
-place = Path(sys.argv[1])
+place = Path(PLACE)
 task, seen = "dmc:cartpole-balance", {"obs": "plain_pixels", "seed_steps": 12}
 seen["max_episode_steps"] = 6  # a picture takes longer than all else
 whole = train_run(run_config(task, steps=20, **seen), place / "whole")
 parted = train_run(run_config(task, steps=15, workers=True, **seen), place / "parted")
 resume_run(parted.path, steps=20)
 once, again = (training_record(run.path) for run in (whole, parted))
-print(json.dumps([part for part in PARTS if once[part] != again[part]]))
+found["unequal after a resume"] = [part for part in PARTS if once[part] != again[part]]
 """
 
 
-@DRAWN
-def test_a_resume_with_pixels_is_exact_in_process_and_in_workers(tmp_path: Path) -> None:
-    code = RESUMED.replace("sys.argv[1]", repr(str(tmp_path)))
-    assert in_own_process(code) == []
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Both programs in one process: to open OpenGL takes longer than what they do."""
+    if all(rendering.probe(backend) is not None for backend in rendering.BACKENDS):
+        pytest.skip("no EGL and no OSMesa on this machine")
+    place = tmp_path_factory.mktemp("drawn")
+    resumed = RESUMED.replace("PLACE", repr(str(place)))
+    return in_own_process(f"{SHOWN}{resumed}print(json.dumps(found))")
+
+
+def test_control_tasks_are_drawn_once_per_decision_and_the_same_in_workers(drawn: Any) -> None:
+    for obs in ("pixels", "plain_pixels"):
+        seen = drawn[obs]
+        assert (seen["shape"], seen["dtype"]) == ([2, 64, 64, 3], "uint8")
+        assert seen["std"] > 5 and seen["equal"] and seen["moved"]
+        assert (seen["drawn"], seen["repeat"]) == (6, 2)  # 2 environments, 3 decisions of 2 frames
+    assert drawn["pixels"]["first"] != drawn["plain_pixels"]["first"]  # shadows
+
+
+def test_a_resume_with_pixels_is_exact_in_process_and_in_workers(drawn: Any) -> None:
+    assert drawn["unequal after a resume"] == []
 
 
 def test_without_gl_pixels_are_refused_in_a_sentence() -> None:

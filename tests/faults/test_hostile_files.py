@@ -21,6 +21,7 @@ import torch
 from forethought import files, presets
 from forethought.config import ForethoughtError
 from forethought.files import FileError
+from forethought.presets.loader import LOADERS
 from forethought.tracking import Catalog, RunDirectory, read_rows
 from forethought.tracking.events import read_events
 from forethought.training.build import Parts, build_parts, load_agent
@@ -399,11 +400,13 @@ MERGES = "a: &a {k: 1}\n" + "".join(
 )
 
 
+@pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize(
     "text", [ALIASES, MERGES, "[" * 5_000, "a: &a [*a]", "!!int x", "!!timestamp 2001-99-99"]
 )
-def test_yaml_that_stands_for_more_than_it_says_is_refused(run, tmp_path, text):
+def test_yaml_that_stands_for_more_than_it_says_is_refused(run, tmp_path, text, kind, monkeypatch):
     """Nine lines of aliases are 387 million values."""
+    monkeypatch.setattr("forethought.presets.loader.LOADERS", [kind])
     (run / "config.yaml").write_text(text)
     with pytest.raises(FileError, match=r"config\.yaml is damaged: it is not valid YAML"):
         resume_run(run)

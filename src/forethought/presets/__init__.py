@@ -20,10 +20,13 @@ def parse(text: str) -> Any:
     """The value of a YAML text; whatever is wrong with it is a YAMLError."""
     import yaml  # here and below: 'forethought doctor' must start where it is missing
 
-    from forethought.presets.loader import Loader
+    from forethought.presets.loader import LOADERS
 
     try:
-        return yaml.load(text, Loader)
+        try:
+            return yaml.load(text, LOADERS[-1])
+        except yaml.YAMLError:
+            return yaml.load(text, LOADERS[0])  # which says more exactly where a text goes wrong
     except (ValueError, RecursionError) as error:  # `!!int x`, or lists in lists in lists
         raise yaml.MarkedYAMLError(problem=f"it cannot be read ({error})") from error
 
