@@ -19,7 +19,7 @@ from forethought.files import FileError
 from forethought.seeding import Streams
 from forethought.spaces import EnvError
 from forethought.tracking import RunDirectory, Tracker, read_rows
-from forethought.training import loop
+from forethought.training import telling
 from forethought.training.build import seed_phase
 from forethought.training.device import resolve_device
 from forethought.training.loop import train_run
@@ -170,11 +170,24 @@ def test_the_last_words_of_a_run_have_thousands_commas(tmp_path, capsys):
     """Stopped and diverged alike; the number is that of a long run."""
     run = RunDirectory.create(tmp_path / "run", {}, "stub", "gym:Pendulum-v1", 1)
     clock = Clock(agent_steps=1234567)
-    loop._say_farewell(SimpleNamespace(run=run, clock=clock), "interrupted", False)
-    loop._say_farewell(SimpleNamespace(run=run, clock=clock), "diverged", False)
+    telling.say_farewell(SimpleNamespace(run=run, clock=clock), "interrupted", False)
+    telling.say_farewell(SimpleNamespace(run=run, clock=clock), "diverged", False)
     stopped, diverged = capsys.readouterr().err.splitlines()
     assert stopped.startswith("Stopped at 1,234,567 agent steps. Continue with: ")
     assert diverged.startswith("Diverged at 1,234,567 agent steps; see ")
+
+
+def test_a_run_begins_with_its_length_in_all_three_units(tmp_path):
+    """dqn.md 2.1: 100 steps of two frames each; half an update a step after the first 60, and ten
+    at once there."""
+    env, train = {"action_repeat": 2}, {"seed_updates": 10, "updates_per_agent_step": 0.5}
+    run = train_run(stub_run(steps=100, env=env, train=train), tmp_path / "run")
+    [about] = [e for e in RunDirectory.open(run.path).events() if e["kind"] == "about"]
+    assert about["lines"][-1] == (
+        "100 agent steps are 200 frames and 30 updates; each is 2 frames and, after the first 60, "
+        "0.5 updates."
+    )
+    assert read_rows(run.path / "train.csv")[0][-1]["updates"] == "30"
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +27,16 @@ from forethought.tracking import RunDirectory, make_sinks
 from forethought.training.build import build_parts, changed_keys, read_config
 from forethought.training.checkpoint import Checkpoints
 from forethought.training.contents import step_of, try_out
-from forethought.training.dump import DUMPS
 from forethought.training.init_from import begin_from
 from forethought.training.offline import OfflineTrainer, with_whole_paths
 from forethought.training.signals import AS_IT_WAS, NOT_BEGUN, Interrupted, Stop
+from forethought.training.telling import (
+    say_farewell,
+    say_hello,
+    say_how_to_go_on,
+    say_if_diverged,
+    sentence,
+)
 from forethought.training.trainer import Trainer
 
 log = logging.getLogger("forethought")
@@ -182,10 +186,10 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None, stop: Stop) -> Run:
         else:
             with files.content_of(checkpoint):
                 trainer.restore(checkpoint)
-            _say_if_diverged(trainer)
+            say_if_diverged(trainer)
             stop.politely()
         run.update(status="running")
-        _say_hello(trainer, checkpoint)
+        say_hello(trainer, checkpoint)
         trainer.warn_if_idle()
         trainer.tracker.start()
         began = True
@@ -203,16 +207,16 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None, stop: Stop) -> Run:
     except BaseException as error:
         # The disk may be what failed; then the first error is the one to show.
         with contextlib.suppress(FileError):
-            run.update(status="failed", error=_sentence(error))
+            run.update(status="failed", error=sentence(error))
         if began:
-            _say_how_to_go_on(trainer, error)
+            say_how_to_go_on(trainer, error)
         raise
     finally:
         stop.settle()
         trainer.close()
     exit_code = {"done": 0, "diverged": 3, "interrupted": stop.exit_code}[status]
     trainer.tracker.event(status)
-    _say_farewell(trainer, status, cut_short)
+    say_farewell(trainer, status, cut_short)
     return Run(
         run.path,
         status,
@@ -268,61 +272,3 @@ def _train(trainer: Trainer, stop: Stop) -> str:
                 return "diverged"
     except EvaluationInterrupted:
         return "interrupted"
-
-
-def _say_hello(trainer: Trainer, checkpoint: Path | None) -> None:
-    config, agent = trainer.config, trainer.agent
-    lines = [
-        f"{config.agent_name} on {config.task}, seed {config.seed}, in {trainer.run.path}",
-        f"{agent.log_architecture()['total']:,} parameters on {agent.device}; replay: "
-        f"{agent.replay.describe()}",
-        *agent.notes,
-    ]
-    if checkpoint is not None:
-        lines.append(f"Resumed at {trainer.clock.told} (checkpoint {checkpoint.name}).")
-    trainer.tracker.event("about", lines=lines)
-    if config.track.console:
-        print("\n".join(lines), file=sys.stderr)
-
-
-def _say_if_diverged(trainer: Trainer) -> None:
-    """Whoever resumes a diverged run learns what to expect; its counters are as they were."""
-    if trainer.run.run_json["status"] == "diverged":
-        log.warning(
-            "This run diverged at %s (see %s); it goes on from there, and the next "
-            "update that is not finite halts it again.",
-            trainer.clock.told,
-            trainer.run.path / DUMPS,
-        )
-
-
-def _sentence(error: BaseException) -> str:
-    return str(error) if isinstance(error, ForethoughtError) else f"{type(error).__name__}: {error}"
-
-
-def _say_how_to_go_on(trainer: Trainer, error: BaseException) -> None:
-    """As a note of the error, so that whoever shows the error shows this last."""
-    with contextlib.suppress(OSError):  # the disk may be what failed
-        if files.published(trainer.run.checkpoints):
-            error.add_note(
-                f"Stopped by an error at {trainer.clock.told}. When it is mended: "
-                f"forethought resume {shlex.quote(str(trainer.run.path))}"
-            )
-
-
-def _say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
-    path, told = trainer.run.path, trainer.clock.told
-    again = f"Continue with: forethought resume {shlex.quote(str(path))}"
-    saved = files.published(trainer.run.checkpoints)
-    if cut_short and saved:
-        text = f"Stopped without a new checkpoint; the newest is {saved[-1].name}. {again}"
-    elif cut_short:
-        text = f"Stopped before the first checkpoint: nothing was begun, {path} can be deleted."
-    elif status == "interrupted":
-        text = f"Stopped at {told}. {again}"
-    elif status == "diverged":
-        text = f"Diverged at {told}; see {path / DUMPS} and {path / 'events.jsonl'}."
-    else:
-        score, random = trainer.score, trainer.gates.random_score
-        text = f"Done: mean return {score:.6g} (random play {random:.6g}) in {path}"
-    print(text, file=sys.stderr)

@@ -1,0 +1,95 @@
+"""What a run tells the person who started it: at its beginning, at its end, and when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shlex
+import sys
+from pathlib import Path
+
+from forethought import files
+from forethought.clock import UpdateBudget
+from forethought.config import ForethoughtError
+from forethought.training.dump import DUMPS
+from forethought.training.trainer import Trainer
+
+log = logging.getLogger("forethought")
+
+
+def say_hello(trainer: Trainer, checkpoint: Path | None) -> None:
+    """What is trained, how large it is, and what its parts have to say."""
+    config, agent = trainer.config, trainer.agent
+    lines = [
+        f"{config.agent_name} on {config.task}, seed {config.seed}, in {trainer.run.path}",
+        f"{agent.log_architecture()['total']:,} parameters on {agent.device}; replay: "
+        f"{agent.replay.describe()}",
+        *agent.notes,
+        *_units(trainer),
+    ]
+    if checkpoint is not None:
+        lines.append(f"Resumed at {trainer.clock.told} (checkpoint {checkpoint.name}).")
+    trainer.tracker.event("about", lines=lines)
+    if config.track.console:
+        print("\n".join(lines), file=sys.stderr)
+
+
+def _units(trainer: Trainer) -> list[str]:
+    """What a count of agent steps is in frames and updates: schedules are told in any of them."""
+    if trainer.collector is None:
+        return []  # an offline run counts updates alone
+    steps, repeat = trainer.config.steps, trainer.agent.spec.action_repeat
+    seed_steps, seed_updates = trainer.seed_phase
+    ratio = trainer.config.train.updates_per_agent_step
+    whole = UpdateBudget(ratio, seed_steps, seed_updates)
+    whole.advance(steps)
+    return [
+        f"{steps:,} agent steps are {steps * repeat:,} frames and {whole.owed:,} updates; each is "
+        f"{repeat} {'frame' if repeat == 1 else 'frames'} and, after the first {seed_steps:,}, "
+        f"{ratio:g} updates."
+    ]
+
+
+def say_if_diverged(trainer: Trainer) -> None:
+    """Whoever resumes a diverged run learns what to expect; its counters are as they were."""
+    if trainer.run.run_json["status"] == "diverged":
+        log.warning(
+            "This run diverged at %s (see %s); it goes on from there, and the next "
+            "update that is not finite halts it again.",
+            trainer.clock.told,
+            trainer.run.path / DUMPS,
+        )
+
+
+def sentence(error: BaseException) -> str:
+    """An error in words."""
+    return str(error) if isinstance(error, ForethoughtError) else f"{type(error).__name__}: {error}"
+
+
+def say_how_to_go_on(trainer: Trainer, error: BaseException) -> None:
+    """As a note of the error, so that whoever shows the error shows this last."""
+    with contextlib.suppress(OSError):  # the disk may be what failed
+        if files.published(trainer.run.checkpoints):
+            error.add_note(
+                f"Stopped by an error at {trainer.clock.told}. When it is mended: "
+                f"forethought resume {shlex.quote(str(trainer.run.path))}"
+            )
+
+
+def say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
+    """How it ended, and what to do next."""
+    path, told = trainer.run.path, trainer.clock.told
+    again = f"Continue with: forethought resume {shlex.quote(str(path))}"
+    saved = files.published(trainer.run.checkpoints)
+    if cut_short and saved:
+        text = f"Stopped without a new checkpoint; the newest is {saved[-1].name}. {again}"
+    elif cut_short:
+        text = f"Stopped before the first checkpoint: nothing was begun, {path} can be deleted."
+    elif status == "interrupted":
+        text = f"Stopped at {told}. {again}"
+    elif status == "diverged":
+        text = f"Diverged at {told}; see {path / DUMPS} and {path / 'events.jsonl'}."
+    else:
+        score, random = trainer.score, trainer.gates.random_score
+        text = f"Done: mean return {score:.6g} (random play {random:.6g}) in {path}"
+    print(text, file=sys.stderr)
