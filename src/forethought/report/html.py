@@ -123,7 +123,9 @@ def _answer(group: Group) -> str:
 
 def _task_section(collection: Collection, task: str) -> str:
     groups = collection.tasks[task]
-    header = ("runs", "seeds", groups[0].unit, *list(MEANINGS)[:4], "random play", "ms per step")
+    # Of one run it is that run's number: "seeds 2" would be read as two of them.
+    seeds = "seed" if all(len(group.seeds) == 1 for group in groups) else "seeds"
+    header = ("runs", seeds, groups[0].unit, *list(MEANINGS)[:4], "random play", "ms per step")
     rows = []
     for group in groups:
         found = group.summary()
