@@ -70,7 +70,7 @@ bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
 learn: setup  ## the learning runs behind docs/results (hours)
 	$(PY) benchmarks/learning.py
 
-learn-kinds: setup  ## likewise for discrete actions, pixels and recorded data, after `learn` (hours)
+learn-kinds: setup  ## likewise for discrete actions, pixels and recorded data, resumable (hours)
 	$(ENV) $(PY) benchmarks/learning_kinds.py
 
 learn-dqn: setup  ## plain, modern and Rainbow DQN on MinAtar, three seeds, resumable (hours)

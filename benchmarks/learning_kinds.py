@@ -7,8 +7,8 @@ episodes, with random play beside it. What is asked: that the 95 percent interva
 wholly above that of random play. What is aimed at is a score for each task. Runs that FOLDER
 already holds are resumed or, where complete, only evaluated.
 
-The kind `offline` first records data: what agents saw while they learned each task alone, as kept
-by the replays of the runs that `python benchmarks/learning.py` made (--recorded names its folder).
+The kind `offline` first makes its data, once for all seeds: an agent for each task alone, and what
+its replay kept of all that it saw while it learned.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ KINDS = {
     "pixels": Kind("dmc:cartpole-balance", ("--preset", "tdmpc2_small_pixels"), 700),
 }
 OFFLINE_TASKS = ("dmc:cartpole-swingup", "dmc:cup-catch")
+RECORDED_STEPS = 25_000
+"""Agent steps of each recorded agent; its replay keeps all of them."""
 OFFLINE_UPDATES = 25_000
 OFFLINE_SHARE = 0.8
 """Of the recorded agent's return, aimed at in each task."""
@@ -116,23 +118,24 @@ def summary(runs: list[dict[str, Any]], aim: float | None) -> dict[str, Any]:
 # ---- two tasks from recorded data ----
 
 
-def record(task: str, seed: int, options: argparse.Namespace) -> Path:
-    """The dataset of a learning run's replay, made once."""
-    name = f"{task.replace(':', '-')}-seed{seed}"
-    run, data = options.recorded / name, options.out / f"data-{name}"
-    if not run.is_dir():
-        raise SystemExit(
-            f"There is no run {run} to record. Make it with "
-            f"`python benchmarks/learning.py --out {options.recorded}`."
-        )
+def alone(task: str, options: argparse.Namespace) -> Path:
+    """The run of an agent that learns one of the tasks."""
+    return Path(options.out / f"recorded-{task.replace(':', '-')}")
+
+
+def record(task: str, options: argparse.Namespace) -> None:
+    """An agent that learns a task, and the dataset of its replay; made once."""
+    run, data = alone(task, options), options.out / f"data-{task.replace(':', '-')}"
+    steps = ("--steps", str(RECORDED_STEPS))
+    train_or_resume(run, "tdmpc2", task, "--preset", "tdmpc2_small", "--seed", "1", *steps)
     if not data.exists():
         forethought("data", "record", "--run", str(run), "--replay", "--out", str(data))
-    return data
 
 
 def learn_offline(seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Both tasks in one agent, from what two agents of the same seed saw; an outcome per task."""
-    data = ",".join(str(record(task, seed, options)) for task in OFFLINE_TASKS)
+    """Both tasks in one agent, from what an agent of each saw; an outcome per task."""
+    names = [task.replace(":", "-") for task in OFFLINE_TASKS]
+    data = ",".join(str(options.out / f"data-{name}") for name in names)
     run = options.out / f"offline-seed{seed}"
     train_or_resume(
         run, "tdmpc2", f"multi:{','.join(OFFLINE_TASKS)}", "--preset", "tdmpc2_small",
@@ -142,8 +145,7 @@ def learn_offline(seed: int, options: argparse.Namespace) -> list[dict[str, Any]
     )  # fmt: skip
     both, found = outcome(run, seed, options.episodes), []
     for task in OFFLINE_TASKS:
-        name = f"{task.replace(':', '-')}-seed{seed}"
-        recorded = evaluated(options.recorded / name, options.episodes)["return_mean"]
+        recorded = evaluated(alone(task, options), options.episodes)["return_mean"]
         mine = [i for i, of in enumerate(both["tasks"]) if of == task]
         own = {key: [both[key][i] for i in mine] for key in ("returns", "random_returns", "seeds")}
         score = statistics.mean(own["returns"])
@@ -155,7 +157,7 @@ def learn_offline(seed: int, options: argparse.Namespace) -> list[dict[str, Any]
 
 
 def summary_offline(outcomes: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    """Task by task; the aim is a share of what the recorded agents reach."""
+    """Task by task; the aim is a share of what the recorded agent reaches."""
     found = {}
     for task, runs in zip(OFFLINE_TASKS, zip(*outcomes, strict=True), strict=True):
         aim = OFFLINE_SHARE * statistics.mean(run["recorded"] for run in runs)
@@ -171,7 +173,6 @@ def main() -> None:
     every = [*KINDS, "offline"]
     parser.add_argument("--kinds", nargs="+", choices=every, default=every)
     parser.add_argument("--out", type=Path, default=Path("runs/kinds"), help="folder for the runs")
-    parser.add_argument("--recorded", type=Path, default=Path("runs/learning"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--episodes", type=int, default=20, help="evaluation episodes")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
@@ -182,6 +183,8 @@ def main() -> None:
         seed, kind = pair
         return learn_offline(seed, options) if kind == "offline" else learn(kind, seed, options)
 
+    if "offline" in options.kinds:
+        at_once(options.jobs, lambda task: record(task, options), OFFLINE_TASKS)
     # Seed by seed, so that a benchmark cut short has something of every kind.
     work = [(seed, kind) for seed in options.seeds for kind in options.kinds]
     outcomes = at_once(options.jobs, made, work)
