@@ -177,17 +177,36 @@ def test_the_last_words_of_a_run_have_thousands_commas(tmp_path, capsys):
     assert diverged.startswith("Diverged at 1,234,567 agent steps; see ")
 
 
-def test_a_run_begins_with_its_length_in_all_three_units(tmp_path):
-    """dqn.md 2.1: 100 steps of two frames each; half an update a step after the first 60, and ten
-    at once there."""
-    env, train = {"action_repeat": 2}, {"seed_updates": 10, "updates_per_agent_step": 0.5}
-    run = train_run(stub_run(steps=100, env=env, train=train), tmp_path / "run")
+UNITS = {"agent_steps": "agent steps", "env_frames": "frames", "updates": "updates"}
+
+
+@pytest.mark.parametrize(
+    ("layers", "sentence"),
+    [
+        (
+            {"steps": 100, "env": {"action_repeat": 2}, "train": {"seed_updates": 10}},
+            "100 agent steps are 200 frames (2 each) and 30 updates (10 at once, then 0.5 a step "
+            "after the first 60).",
+        ),
+        (
+            {"steps": 90, "env": {"num_envs": 4}, "train": {"seed_updates": 0}},
+            "92 agent steps are 92 frames (1 each) and 16 updates (0.5 a step after the first 60).",
+        ),
+        (
+            {"steps": 50, "task": "multi:gym:Pendulum-v1,dmc:pendulum-swingup"},
+            "50 agent steps are 75 frames (1.5 each) and 0 updates (40 at once, then 0.5 a step "
+            "after the first 60).",
+        ),
+    ],
+)
+def test_a_run_begins_with_its_length_in_all_three_units(tmp_path, layers, sentence):
+    """dqn.md 2.1. The run itself counts the same."""
+    run = train_run(stub_run(**layers), tmp_path / "run")
     [about] = [e for e in RunDirectory.open(run.path).events() if e["kind"] == "about"]
-    assert about["lines"][-1] == (
-        "100 agent steps are 200 frames and 30 updates; each is 2 frames and, after the first 60, "
-        "0.5 updates."
-    )
-    assert read_rows(run.path / "train.csv")[0][-1]["updates"] == "30"
+    assert about["lines"][-1] == sentence
+    last = read_rows(run.path / "train.csv")[0][-1]
+    counts = [f"{last[unit]} {word}" for unit, word in UNITS.items()]
+    assert [count for count in counts if count not in sentence] == []
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from forethought import files, presets
 from forethought.config import ForethoughtError
@@ -400,10 +401,21 @@ MERGES = "a: &a {k: 1}\n" + "".join(
 )
 
 
+NONSENSE = ["!!int x", "!!int", "!!bool x", '!!float ""', "!!timestamp x", "!!timestamp 2001-99-99"]
+NONSENSE += ["1" + ":00" * 200 + ".5"]
+
+
 @pytest.mark.parametrize("kind", LOADERS)
-@pytest.mark.parametrize(
-    "text", [ALIASES, MERGES, "[" * 5_000, "a: &a [*a]", "!!int x", "!!timestamp 2001-99-99"]
-)
+@pytest.mark.parametrize("text", NONSENSE)
+def test_a_value_that_is_not_what_its_tag_says_is_refused_with_its_line(kind, text, monkeypatch):
+    monkeypatch.setattr("forethought.presets.loader.LOADERS", [kind])
+    with pytest.raises(yaml.YAMLError) as raised:
+        presets.parse(f"a: 1\nb: {text}")
+    assert presets.yaml_problem(raised.value).startswith(" in line 2: it cannot be read (")
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("text", [ALIASES, MERGES, "[" * 5_000, "a: &a [*a]"])
 def test_yaml_that_stands_for_more_than_it_says_is_refused(run, tmp_path, text, kind, monkeypatch):
     """Nine lines of aliases are 387 million values."""
     monkeypatch.setattr("forethought.presets.loader.LOADERS", [kind])

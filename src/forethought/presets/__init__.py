@@ -26,8 +26,9 @@ def parse(text: str) -> Any:
         try:
             return yaml.load(text, LOADERS[-1])
         except yaml.YAMLError:
-            return yaml.load(text, LOADERS[0])  # which says more exactly where a text goes wrong
-    except (ValueError, RecursionError) as error:  # `!!int x`, or lists in lists in lists
+            # It says more exactly where a text goes wrong, and takes some that libyaml refuses.
+            return yaml.load(text, LOADERS[0])
+    except (ValueError, RecursionError) as error:  # half a character, or lists in lists in lists
         raise yaml.MarkedYAMLError(problem=f"it cannot be read ({error})") from error
 
 

@@ -31,6 +31,14 @@ class Plain(Resolver):
         node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[misc]
         return node
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node; of one that is not what its tag says (`!!int x`), an error."""
+        try:
+            return super().construct_object(node, deep)  # type: ignore[misc]
+        except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            problem = f"it cannot be read ({error})"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
 
 Plain.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
@@ -50,8 +58,8 @@ LOADERS: list[type[Any]] = [PythonLoader]
 if yaml.__with_libyaml__:
 
     class LibraryLoader(Plain, Composer, yaml.CSafeLoader):
-        """The same in a sixth of the time: libyaml reads, and nodes are composed here, where
-        aliases are seen."""
+        """The same in a sixth of the time, and tabs between words are taken too: libyaml reads,
+        and nodes are composed here, where aliases are seen."""
 
         def __init__(self, text: str) -> None:
             Composer.__init__(self)

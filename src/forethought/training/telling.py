@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
+import statistics
 import sys
 from pathlib import Path
 
 from forethought import files
-from forethought.clock import UpdateBudget
 from forethought.config import ForethoughtError
 from forethought.training.dump import DUMPS
 from forethought.training.trainer import Trainer
@@ -35,18 +35,19 @@ def say_hello(trainer: Trainer, checkpoint: Path | None) -> None:
 
 
 def _units(trainer: Trainer) -> list[str]:
-    """What a count of agent steps is in frames and updates: schedules are told in any of them."""
+    """The run's length in agent steps, frames and updates: schedules are told in any of them."""
     if trainer.collector is None:
         return []  # an offline run counts updates alone
-    steps, repeat = trainer.config.steps, trainer.agent.spec.action_repeat
+    spec, (steps, updates) = trainer.agent.spec, trainer.whole()
+    # Each task has as many environments as any other.
+    repeat = statistics.mean(task.action_repeat for task in spec.tasks or (spec,))
     seed_steps, seed_updates = trainer.seed_phase
-    ratio = trainer.config.train.updates_per_agent_step
-    whole = UpdateBudget(ratio, seed_steps, seed_updates)
-    whole.advance(steps)
+    parts = [f"{seed_updates:,} at once"] if seed_updates else []
+    parts.append(f"{trainer.config.train.updates_per_agent_step:g} a step")
+    after = f" after the first {seed_steps:,}" if seed_steps else ""
     return [
-        f"{steps:,} agent steps are {steps * repeat:,} frames and {whole.owed:,} updates; each is "
-        f"{repeat} {'frame' if repeat == 1 else 'frames'} and, after the first {seed_steps:,}, "
-        f"{ratio:g} updates."
+        f"{steps:,} agent steps are {round(steps * repeat):,} frames ({repeat:g} each) and "
+        f"{updates:,} updates ({', then '.join(parts)}{after})."
     ]
 
 

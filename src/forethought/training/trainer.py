@@ -242,15 +242,20 @@ class Trainer:
 
     def warn_if_idle(self) -> None:
         """Says at the start when a run is too short for a single update."""
-        steps, n = self.config.steps, self.agent.num_envs
-        budget = self.make_budget()
-        budget.advance(math.ceil(steps / n) * n)
-        if budget.owed == 0:
+        if self.whole()[1] == 0:
             self._warn(
                 "never-learns",
-                f"This run will not learn: steps is {steps}, which earns no update, for the first "
-                f"{self.seed_phase[0]} only collect (train.seed_agent_steps).",
+                f"This run will not learn: steps is {self.config.steps}, which earns no update, "
+                f"for the first {self.seed_phase[0]} only collect (train.seed_agent_steps).",
             )
+
+    def whole(self) -> tuple[int, int]:
+        """Agent steps of the whole run, and the updates that they earn; environments step
+        together, so the last of them may go beyond `steps`."""
+        n, budget = self.agent.num_envs, self.make_budget()
+        length = math.ceil(self.config.steps / n) * n
+        budget.advance(length)
+        return length, budget.owed
 
     def finish(self) -> None:
         """The last words of a run that has ended and is saved, the open interval among them.
