@@ -109,8 +109,13 @@ def test_episodes_that_fail_are_counted_and_the_others_go_on(fault):
 
 
 def test_an_evaluation_that_fails_everywhere_raises():
-    with pytest.raises(EvaluationError, match=r"All 3 .* the wheel came off"):
+    """With the traceback of the first: who wrote the environment wants to see where."""
+    with pytest.raises(EvaluationError, match=r"All 3 .* the wheel came off") as raised:
         run_episodes(Still(), faulty("raise", None), [1, 2, 3])
+    [trace] = raised.value.__notes__
+    assert trace.startswith("Traceback") and "the wheel came off" in trace
+    with pytest.raises(EvaluationError, match=r"The only .* failed: .* the wheel came off"):
+        run_episodes(Still(), faulty("raise", None), [1])
 
 
 def test_programming_errors_are_not_counted_as_failed_episodes():

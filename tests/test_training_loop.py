@@ -161,19 +161,23 @@ def test_an_error_in_the_update_reaches_the_caller(tmp_path):
     """airspace.md 3.1: programming errors are never swallowed."""
     with pytest.raises(RuntimeError, match="the update is broken"):
         train_run(stub_run(agent={"fail_at_update": 5}), tmp_path / "run")
-    about = RunDirectory.open(tmp_path / "run").run_json
-    assert about["status"] == "failed"
-    assert about["error"] == "RuntimeError: the update is broken"
+    run = RunDirectory.open(tmp_path / "run")
+    assert run.run_json["status"] == "failed"
+    assert (
+        run.run_json["error"] == run.events()[-1]["error"] == "RuntimeError: the update is broken"
+    )
+    assert run.events()[-1]["kind"] == "failed"
 
 
 def test_the_last_words_of_a_run_have_thousands_commas(tmp_path, capsys):
     """Stopped and diverged alike; the number is that of a long run."""
     run = RunDirectory.create(tmp_path / "run", {}, "stub", "gym:Pendulum-v1", 1)
-    clock = Clock(agent_steps=1234567)
-    telling.say_farewell(SimpleNamespace(run=run, clock=clock), "interrupted", False)
-    telling.say_farewell(SimpleNamespace(run=run, clock=clock), "diverged", False)
+    clock = Clock(agent_steps=1234567, updates=2000)
+    trainer = SimpleNamespace(run=run, clock=clock, collector=object())
+    for status in ("interrupted", "diverged"):
+        telling.say_farewell(trainer, status, False)
     stopped, diverged = capsys.readouterr().err.splitlines()
-    assert stopped.startswith("Stopped at 1,234,567 agent steps. Continue with: ")
+    assert stopped.startswith("Stopped at 1,234,567 agent steps, 2,000 updates. Continue with: ")
     assert diverged.startswith("Diverged at 1,234,567 agent steps; see ")
 
 

@@ -218,7 +218,7 @@ def test_a_run_begins_with_another_and_resumes_without_it(many, tmp_path, capsys
     words = ["train", "tdmpc2", SHORT, *QUICK, "--out", str(out), "--track.console", "true"]
     assert cli.main([*words, "--train.init_from", str(source)]) == 0
     said = capsys.readouterr().err
-    assert f"Begins with the weights of {source} at step 40 ({PAIR}):" in said
+    assert f"Begins with the weights of {source} at 40 agent steps ({PAIR}):" in said
     assert "obs inputs: 2 of 3 taken" in said
     shutil.rmtree(source)
     assert cli.main(["resume", str(out), "--steps", "44"]) == 0

@@ -48,7 +48,8 @@ class ResumeOptions:
     """Flags of resume."""
 
     steps: int | None = None
-    """New total length of the run in agent steps; None keeps the one it was started with."""
+    """New total length of the run in agent steps, or updates if it learns from recorded
+    data; None keeps the one it was started with."""
     override: bool = False
     """Accept changes that were made in the run's config.yaml."""
 

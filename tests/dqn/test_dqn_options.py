@@ -140,7 +140,7 @@ def test_without_a_preset_a_run_learns_every_fourth_step_from_uniform_replay():
     [
         (
             {"munchausen": {"kind": "on"}, "double": True},
-            "agent.double is True, but must be left out: Munchausen",
+            "agent.double is True, but must be off .--agent.no_double.: Munchausen",
         ),
         (
             {"munchausen": {"kind": "on"}, "distribution": {"kind": "c51"}},

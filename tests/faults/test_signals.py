@@ -280,6 +280,7 @@ def test_case_19_the_first_signal_sets_the_flag_and_the_second_leaves_at_once(
 ):
     left = []
     monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.setattr(signals, "TOGETHER_SECONDS", 0.0)
     before = signal.getsignal(getattr(signal, name))
     with Stop() as stop:
         assert not stop and stop.exit_code == 0
@@ -290,6 +291,21 @@ def test_case_19_the_first_signal_sets_the_flag_and_the_second_leaves_at_once(
     assert signal.getsignal(getattr(signal, name)) is before
     # on a line of its own, though the status line before it has no end
     assert "\n\nsecond signal: leaving at once\n" in capfd.readouterr().err
+
+
+def test_case_19_a_signal_to_the_process_and_to_its_group_is_one(monkeypatch, capfd):
+    """GNU timeout sends both, a few milliseconds apart."""
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    with Stop() as stop:
+        send("SIGINT")
+        time.sleep(0.01)
+        send("SIGTERM")
+        assert stop and stop.exit_code == 130 and left == []
+        assert capfd.readouterr().err.count("\n\n") == 0  # nothing is said of the second
+        monkeypatch.setattr(signals, "TOGETHER_SECONDS", 0.005)
+        send("SIGINT")
+        assert left == [130]
 
 
 def test_a_signal_whose_words_nobody_can_read_is_no_error(monkeypatch):
@@ -366,6 +382,7 @@ def test_case_19_a_second_interrupt_in_a_save_leaves_at_once_and_the_checkpoints
         assert any("pausing at save-50" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert any("SIGINT: saving, then stopping" in line for line in process.stderr)
+        time.sleep(1.2 * signals.TOGETHER_SECONDS)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130

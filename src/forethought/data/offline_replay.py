@@ -290,5 +290,5 @@ def _require_all(episodes: Mapping[str, int], datasets: Sequence[Dataset], slice
             )
         raise ConfigError(
             f"There are no episodes of {task} in {places}, only of {', '.join(there) or 'nothing'};"
-            f" record some: forethought data record --task {task} --out DIR ..."
+            f" record some: forethought data record --agent random --task {task} --out DIR"
         )

@@ -105,7 +105,7 @@ def run_episodes(
     state = policy.start(n)
     waiting = [list(range(i, len(seeds), n)) for i in range(n)]
     done: dict[int, Episode] = {}
-    failures: list[str] = []
+    failures: list[EnvError] = []
     columns = env.spec_for_agent.columns
     zeros = Structure.of(env.spec_for_agent.observation_space).zeros()
     nothing = {c.source: np.ones(c.shape, c.dtype) for c in columns}  # ones: a mask allows all
@@ -129,7 +129,7 @@ def run_episodes(
                     obs, info = env.reset_one(i, seeds[number])
                     running[i] = _Open(number, seeds[number], obs, info)
                 except EnvError as error:
-                    failures.append(str(error))
+                    failures.append(error)
         if not any(running):
             break
         # Idle environments get a blank row: the batch keeps its size, their actions go nowhere.
@@ -145,7 +145,7 @@ def run_episodes(
             try:
                 ended = _advance(env, i, nested.index(actions, i), episode)
             except EnvError as error:
-                failures.append(str(error))
+                failures.append(error)
                 running[i] = None
                 continue
             if ended is not None:
@@ -155,10 +155,22 @@ def run_episodes(
         if stop():
             raise EvaluationInterrupted
     if failures and not done:
-        raise EvaluationError(
-            f"All {len(failures)} evaluation episodes failed; the first said: {failures[0]}"
-        )
-    return Played([done[number] for number in sorted(done) if not enough(number)], failures)
+        raise _all_failed(failures)
+    counted = [done[number] for number in sorted(done) if not enough(number)]
+    return Played(counted, [str(failure) for failure in failures])
+
+
+def _all_failed(failures: Sequence[EnvError]) -> EvaluationError:
+    """One error for all, with the traceback of the first."""
+    first, count = failures[0], len(failures)
+    whole = EvaluationError(
+        f"The only evaluation episode failed: {first}"
+        if count == 1
+        else f"All {count} evaluation episodes failed; the first said: {first}"
+    )
+    for note in getattr(first, "__notes__", ()):
+        whole.add_note(note)
+    return whole
 
 
 def _advance(env: VectorEnv, i: int, action: Any, episode: _Open) -> Episode | None:

@@ -57,7 +57,7 @@ def write_report(places: Iterable[Path], out: Path) -> str:
         write_text_atomic(out, page(collection))
     shown = sum(len(group.runs) for groups in collection.tasks.values() for group in groups)
     runs = "1 run" if shown == 1 else f"{shown} runs"
-    notes = "" if kind != ".png" else "".join(f"\n{note}" for note in collection.notes)
+    notes = "".join(f"\n{note}" for note in collection.notes)
     return f"Written: {out} ({runs}){notes}"
 
 

@@ -133,7 +133,7 @@ class Checkpoints:
         if which == "best":
             best = self.catalog.best()
             if best is None:
-                raise FileError(f"{self.run.path} has no evaluated checkpoint yet; use latest.")
+                raise ConfigError(f"{self.run.path} has no evaluated checkpoint yet; use latest.")
             path = self.folder / best.path
         elif which.isdigit():
             path = self.folder / f"step-{int(which[:18]):09d}"

@@ -157,6 +157,11 @@ def step_of(meta: Mapping[str, Any]) -> int:
     return int(meta[meta.get("step_unit", "agent_steps")])
 
 
+def told_step(meta: Mapping[str, Any]) -> str:
+    """The same in words."""
+    return f"{step_of(meta):,} {str(meta.get('step_unit', 'agent_steps')).replace('_', ' ')}"
+
+
 def _unit(meta: Mapping[str, Any], path: Path) -> str:
     unit = meta.get("step_unit", "agent_steps")
     if unit not in UNITS:

@@ -13,7 +13,7 @@ from forethought.agents.base import Agent
 from forethought.config import ConfigError, RunConfig
 from forethought.tracking import RunDirectory
 from forethought.training.checkpoint import Checkpoints
-from forethought.training.contents import step_of
+from forethought.training.contents import told_step
 
 
 def begin_from(agent: Agent, config: RunConfig) -> None:
@@ -29,8 +29,8 @@ def begin_from(agent: Agent, config: RunConfig) -> None:
             f"this is {here}; begin with a run of the same agent."
         )
     folder, _ = Checkpoints(run).find(config.train.init_checkpoint or "latest")
-    step = step_of(files.read_manifest(folder).meta)
-    told = f"{run.path} at step {step} ({about['task']})"
+    meta = files.read_manifest(folder).meta
+    told = f"{run.path} at {told_step(meta)} ({about['task']})"
     with files.content_of(folder / "agent.safetensors"):
         tensors = files.load_tensors(folder / "agent.safetensors")
     agent.notes += agent.begin_with(tensors, str(about["task"]), told, config.train.init_task)

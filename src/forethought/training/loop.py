@@ -208,6 +208,7 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None, stop: Stop) -> Run:
         # The disk may be what failed; then the first error is the one to show.
         with contextlib.suppress(FileError):
             run.update(status="failed", error=sentence(error))
+        trainer.tracker.event("failed", error=sentence(error))
         if began:
             say_how_to_go_on(trainer, error)
         raise

@@ -1,4 +1,6 @@
-"""Signals: the first asks the run to stop cleanly, the second ends the process at once.
+"""Signals: the first asks the run to stop cleanly, the second ends the process at once. Two within
+`TOGETHER_SECONDS` are one: who signals a process and its group (`timeout`, some schedulers) sends
+it twice.
 
 What the first one does depends on what there is to lose:
 
@@ -21,6 +23,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
@@ -30,6 +33,7 @@ EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143}
 GRACE_SECONDS = 3.0
 """How long the step under way may take after a signal: with the end of the environments and the
 checkpoint it must stay within the ten seconds that schedulers give at least."""
+TOGETHER_SECONDS = 0.5
 AGAIN_SECONDS = 0.1
 """After which an exception that was lost is raised again."""
 NOT_BEGUN = "stopped before the run began; nothing was written"
@@ -55,6 +59,7 @@ class Stop:
 
     def __init__(self, last_words: str | None = None) -> None:
         self.signal: str | None = None
+        self._first_at = 0.0
         self._last_words = last_words
         self._previous: dict[int, Any] = {}
         self._signalled, self._over = threading.Event(), threading.Event()
@@ -133,9 +138,11 @@ class Stop:
                 self._give_up(name)
             return
         if self.signal is not None:
+            if time.monotonic() - self._first_at < TOGETHER_SECONDS:
+                return
             _say("second signal: leaving at once")
             os._exit(EXIT_CODES[name])
-        self.signal = name
+        self.signal, self._first_at = name, time.monotonic()
         if self._last_words is not None:
             _say(f"{name}: {self._last_words}")
             self._raise(name)

@@ -87,7 +87,9 @@ def say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
     elif cut_short:
         text = f"Stopped before the first checkpoint: nothing was begun, {path} can be deleted."
     elif status == "interrupted":
-        text = f"Stopped at {told}. {again}"
+        # In a burst of updates only these grow.
+        learned = "" if trainer.collector is None else f", {trainer.clock.updates:,} updates"
+        text = f"Stopped at {told}{learned}. {again}"
     elif status == "diverged":
         text = f"Diverged at {told}; see {path / DUMPS} and {path / 'events.jsonl'}."
     else:

@@ -345,7 +345,7 @@ def _told(config: DQNConfig, network: str, stacked: int, repeat: int) -> str:
     def steps(count: int) -> str:
         return f"{count:,} agent steps ({count * repeat:,} frames)"
 
-    parts = [f"network {network}", f"stacks of {stacked}" if stacked else ""]
+    parts = [f"network {network}", f"stacks of {stacked}" if stacked > 1 else ""]
     parts += [name for name in ("double", "dueling") if getattr(config, name)]
     parts += [f"{config.n_step}-step returns"]
     for name in ("distribution", "noisy", "munchausen"):

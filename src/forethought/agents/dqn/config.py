@@ -369,7 +369,7 @@ class DQNConfig:
         check("grad_clip_norm", clip is None or clip > 0, "above 0")
         check("frames", self.frames is None or self.frames >= 1, "at least 1")
         if isinstance(self.munchausen, Munchausen):
-            rule = "left out: Munchausen averages over its policy and chooses no action"
+            rule = "off (--agent.no_double): Munchausen averages and chooses nothing"
             check("double", not self.double, rule)
             if isinstance(self.distribution, C51):
                 raise ConfigError(

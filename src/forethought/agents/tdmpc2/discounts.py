@@ -81,7 +81,7 @@ class AuxiliaryValues(nn.Module):
         listed = ", ".join(map(str, self.gammas))
         return (
             f"Auxiliary values at discounts {listed} beside the primary {primary}: {self.head} "
-            f"head, {count:,} parameters."
+            f"{'heads' if self.head == 'separate' else 'head'}, {count:,} parameters."
         )
 
 
