@@ -1,4 +1,4 @@
-"""docs/faults.md promises nothing that no test shows; figures are those of docs/results."""
+"""docs/faults.md promises nothing that no test shows; its figures are those of docs/results."""
 
 import ast
 import json
@@ -20,9 +20,6 @@ ROWS = [
 ]
 """What happens when, over all tables."""
 FIGURES = ("faults", "faults_beside_sb3")
-LEARNING = json.loads(
-    (ROOT / "docs" / "results" / "learning_tdmpc2_small.json").read_text(encoding="utf-8")
-)
 
 
 @cache
@@ -69,87 +66,3 @@ def test_the_figures_on_the_page_are_those_of_the_result(name):
     else:
         for row in result["rows"]:
             assert f"| {row['fault']} | {row['sb3']} | {row['ours']} |" in part
-
-
-# What was learned
-
-
-def rows_of_tasks(page: Path) -> dict[str, list[str]]:
-    """By task, the other cells of every row that begins with one and holds numbers only."""
-    found = {}
-    for line in page.read_text(encoding="utf-8").splitlines():
-        task, *cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if re.fullmatch(r"`dmc:[\w-]+`", task) and all(re.fullmatch(r"[\d.]+", c) for c in cells):
-            assert task not in found, f"{task} stands twice in {page.name}"
-            found[task.strip("`")] = cells
-    return found
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def test_the_means_in_the_file_are_those_of_its_episodes():
-    for task in LEARNING["tasks"].values():
-        for run in task["runs"]:
-            assert run["return_mean"] == pytest.approx(mean(run["returns"]))
-        for key in ("return_mean", "random_return_mean"):
-            assert task[key] == pytest.approx(mean([run[key] for run in task["runs"]]))
-
-
-def test_the_readme_has_the_means_of_the_learning_runs():
-    wanted = {
-        name: [f"{task[key]:.1f}" for key in ("return_mean", "published", "random_return_mean")]
-        for name, task in LEARNING["tasks"].items()
-    }
-    assert rows_of_tasks(ROOT / "README.md") == wanted
-
-
-def test_the_page_of_tdmpc2_has_every_seed_of_the_learning_runs():
-    wanted = {}
-    for name, task in LEARNING["tasks"].items():
-        assert [run["seed"] for run in task["runs"]] == [1, 2, 3]
-        keys = ("return_mean", "random_return_mean", "published")
-        values = [run["return_mean"] for run in task["runs"]] + [task[key] for key in keys]
-        wanted[name] = [f"{value:.1f}" for value in values]
-    page = ROOT / "docs" / "agents" / "tdmpc2.md"
-    assert rows_of_tasks(page) == wanted
-    told = f"commit {LEARNING['commit'][:7]}, {LEARNING['date_utc'][:10]}"
-    assert told in page.read_text(encoding="utf-8")
-
-
-def test_the_span_of_scores_in_the_readme_is_that_of_the_seeds():
-    runs = LEARNING["tasks"]["dmc:cartpole-swingup"]["runs"]
-    random = [run["random_return_mean"] for run in runs]
-    agent = [run["return_mean"] for run in runs]
-    told = (
-        f"Random play reaches {min(random):.0f} to {max(random):.0f}, "
-        f"the agent {min(agent):.0f} to {max(agent):.0f} at the end"
-    )
-    assert told in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_readme_says_of_a_resume_what_was_measured():
-    file = ROOT / "docs" / "results" / "faults_beside_sb3.json"
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    (row,) = [row for row in rows if row["fault"].startswith("500 steps")]
-    difference = row["measured"]["sb3"]["largest_difference"]
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "500 + 500 steps against 1000" in text
-    assert f"differs by up to {difference:.2f} in a parameter" in text
-
-
-def test_the_page_of_datasets_tells_the_measured_speed():
-    file = ROOT / "docs" / "results" / "offline_speed.json"
-    result = json.loads(file.read_text(encoding="utf-8"))
-    mapped = result["summary"]["episodes mapped"]
-    text = (ROOT / "docs" / "datasets.md").read_text(encoding="utf-8")
-    told = [
-        f"{result['speed_of_memory']['episodes']:.1%} of the speed",
-        f"drawn per transition: {result['speed_of_memory']['transitions']:.1%}",
-        f"{mapped['sample_ms']['median']:.2f} ms of {mapped['update_ms']['median']:.1f} ms",
-        f"took {result['summary']['cold']['sample_ms']['median']:.1f} ms to draw",
-        f"Measured {result['date_utc'][:10]}",
-    ]
-    assert [words for words in told if words not in text] == []
-    assert result["rows"] >= 10_000_000

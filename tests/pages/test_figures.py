@@ -1,0 +1,123 @@
+"""Figures of learning, resumes and speed on the pages are those of docs/results."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TDMPC2 = ROOT / "docs" / "agents" / "tdmpc2.md"
+
+
+def result(name: str) -> dict[str, Any]:
+    """A file of docs/results."""
+    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+LEARNING = result("learning_tdmpc2_small")
+KINDS = [
+    kind
+    for kind in ("cartpole", "lander", "breakout", "pixels")
+    if (ROOT / "docs" / "results" / f"learning_{kind}.json").exists()
+]
+"""Of benchmarks/learning_kinds.py, those that were trained."""
+
+
+def rows_of_tasks(page: Path) -> dict[str, list[str]]:
+    """By task, the other cells of every row that begins with one and holds numbers only."""
+    found = {}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        task, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if re.fullmatch(r"`dmc:[\w-]+`", task) and all(re.fullmatch(r"[\d.]+", c) for c in cells):
+            assert task not in found, f"{task} stands twice in {page.name}"
+            found[task.strip("`")] = cells
+    return found
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def test_the_means_in_the_file_are_those_of_its_episodes():
+    for task in LEARNING["tasks"].values():
+        for run in task["runs"]:
+            assert run["return_mean"] == pytest.approx(mean(run["returns"]))
+        for key in ("return_mean", "random_return_mean"):
+            assert task[key] == pytest.approx(mean([run[key] for run in task["runs"]]))
+
+
+def test_the_readme_has_the_means_of_the_learning_runs():
+    wanted = {
+        name: [f"{task[key]:.1f}" for key in ("return_mean", "published", "random_return_mean")]
+        for name, task in LEARNING["tasks"].items()
+    }
+    assert rows_of_tasks(ROOT / "README.md") == wanted
+
+
+def test_the_page_of_tdmpc2_has_every_seed_of_the_learning_runs():
+    wanted = {}
+    for name, task in LEARNING["tasks"].items():
+        assert [run["seed"] for run in task["runs"]] == [1, 2, 3]
+        keys = ("return_mean", "random_return_mean", "published")
+        values = [run["return_mean"] for run in task["runs"]] + [task[key] for key in keys]
+        wanted[name] = [f"{value:.1f}" for value in values]
+    assert rows_of_tasks(TDMPC2) == wanted
+    told = f"commit {LEARNING['commit'][:7]}, {LEARNING['date_utc'][:10]}"
+    assert told in TDMPC2.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_of_tdmpc2_has_every_seed_of_every_kind_of_task(kind):
+    """| task | its seeds | their mean | its interval | random play's interval | the aim |"""
+    found = result(f"learning_{kind}")
+    assert [run["seed"] for run in found["runs"]] == [1, 2, 3]
+    for run in found["runs"]:
+        assert len(run["returns"]) == 20
+        assert run["return_mean"] == pytest.approx(mean(run["returns"]))
+    spans = [
+        " to ".join(f"{x:.1f}" for x in found[key])
+        for key in ("interval_over_seeds", "random_interval")
+    ]
+    seeds = [f"{run['return_mean']:.1f}" for run in found["runs"]]
+    cells = [f"`{found['task']}`", *seeds, f"{found['return_mean']:.1f}", *spans, str(found["aim"])]
+    text = TDMPC2.read_text(encoding="utf-8")
+    assert f"| {' | '.join(cells)} |" in text
+    assert f"at most {found['most_minutes']:.1f} minutes" in text
+    assert f"commit {found['runs'][0]['commit'][:7]}" in text
+
+
+def test_the_span_of_scores_in_the_readme_is_that_of_the_seeds():
+    runs = LEARNING["tasks"]["dmc:cartpole-swingup"]["runs"]
+    random = [run["random_return_mean"] for run in runs]
+    agent = [run["return_mean"] for run in runs]
+    told = (
+        f"Random play reaches {min(random):.0f} to {max(random):.0f}, "
+        f"the agent {min(agent):.0f} to {max(agent):.0f} at the end"
+    )
+    assert told in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_says_of_a_resume_what_was_measured():
+    rows = result("faults_beside_sb3")["rows"]
+    (row,) = [row for row in rows if row["fault"].startswith("500 steps")]
+    difference = row["measured"]["sb3"]["largest_difference"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "500 + 500 steps against 1000" in text
+    assert f"differs by up to {difference:.2f} in a parameter" in text
+
+
+def test_the_page_of_datasets_tells_the_measured_speed():
+    found = result("offline_speed")
+    mapped = found["summary"]["episodes mapped"]
+    text = (ROOT / "docs" / "datasets.md").read_text(encoding="utf-8")
+    told = [
+        f"{found['speed_of_memory']['episodes']:.1%} of the speed",
+        f"drawn per transition: {found['speed_of_memory']['transitions']:.1%}",
+        f"{mapped['sample_ms']['median']:.2f} ms of {mapped['update_ms']['median']:.1f} ms",
+        f"took {found['summary']['cold']['sample_ms']['median']:.1f} ms to draw",
+        f"Measured {found['date_utc'][:10]}",
+    ]
+    assert [words for words in told if words not in text] == []
+    assert found["rows"] >= 10_000_000
