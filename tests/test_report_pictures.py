@@ -120,12 +120,13 @@ def test_an_evaluation_at_frame_0_alone_is_drawn(tmp_path):
     page(collect([tmp_path]))
 
 
-@pytest.mark.parametrize(("name", "told"), [("x.htm", 0), ("x.html", 0), ("x.png", 1)])
-def test_notes_are_printed_only_where_no_page_holds_them(tmp_path, capsys, name, told):
+@pytest.mark.parametrize("name", ["x.htm", "x.html", "x.png"])
+def test_notes_are_printed_too(tmp_path, capsys, name):
+    """Who sees "2 runs" where three are must not have to open the page to learn why."""
     make_run(tmp_path / "a", {100: 10.0, 200: 99.0}, seed=1)
     make_run(tmp_path / "b", {100: 20.0}, seed=2)
     assert main(["report", str(tmp_path), "--out", str(tmp_path / name)]) == 0
-    assert capsys.readouterr().out.count(f"{TASK}, stub: compared at 100 frames") == told
+    assert capsys.readouterr().out.count(f"{TASK}, stub: compared at 100 frames") == 1
 
 
 def test_the_page_says_when_the_iqm_cuts_nothing(tmp_path):
