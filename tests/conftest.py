@@ -5,7 +5,41 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import copy
+import functools
+import gc
+
 import pytest
+
+from forethought.envs import rendering
+
+with rendering.switched_off():
+    from dm_control.mujoco.wrapper import core
+
+
+def pytest_collection_finish(session):
+    """What is imported by now stays: no collection of garbage need look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_compiled_once():
+    """MuJoCo draws a starry sky for every model that it compiles: tests share a few models."""
+    compile_xml = core._get_model_ptr_from_xml
+
+    @functools.cache
+    def compiled(xml, assets):
+        return compile_xml(xml_string=xml, assets=dict(assets))
+
+    def model(xml_path=None, xml_string=None, assets=None):
+        if xml_path is not None:
+            return compile_xml(xml_path=xml_path)
+        return copy.copy(compiled(xml_string, tuple(sorted((assets or {}).items()))))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "_get_model_ptr_from_xml", model)
+        yield
 
 
 @pytest.fixture
