@@ -3,9 +3,8 @@ seed gives the same run. scripts/faults/exact_resume.py does more moments, with 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import signal
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent
 from forethought.training.loop import resume_run, train_run
 from tests.faults.conftest import MOMENTS, TWO
+from tests.forked import forked, pause_at
 from tests.stub_agent import stub_run, training_record
 
 
@@ -98,16 +98,11 @@ def test_case_09_a_real_kill_of_the_real_agent_resumes_exactly(whole, tmp_path):
     options = ["--preset", "debug", "--steps", "60", "--train.checkpoint-every-agent-steps", "25"]
     options += ["--env.max-episode-steps", "20", "--train.seed-agent-steps", "40"]
     options += ["--eval.every-agent-steps", "0", "--eval.episodes", "1", "--track.no-console"]
-    train = [sys.executable, "-m", "forethought", "train", "tdmpc2", "gym:Pendulum-v1", *options]
-    environment = {**os.environ, files.PAUSE_VARIABLE: "step-56:60"}
-    with subprocess.Popen(
-        [*train, "--out", str(tmp_path / "run")],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    train = ["train", "tdmpc2", "gym:Pendulum-v1", *options, "--out", str(tmp_path / "run")]
+    with forked(*train, prepare=partial(pause_at, "step-56:60")) as process:
         assert any("pausing at step-56" in line for line in process.stderr)
-        process.kill()
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(10) == -signal.SIGKILL
     assert resume_run(tmp_path / "run").status == "done"
     assert training_record(tmp_path / "run") == training_record(whole)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from forethought.training.collect import Collector
 from forethought.training.loop import resume_run, train_run
 from forethought.training.signals import Interrupted, Stop
 from tests.faults.conftest import MOMENTS, TWO
+from tests.forked import forked, pause_at
 from tests.stub_agent import stub_run, training_record
 from tests.stubs import CounterEnv
 
@@ -362,23 +364,16 @@ def test_other_exceptions_that_reach_nobody_are_told_as_ever(monkeypatch):
 # -- real processes --------------------------------------------------------------------------------
 
 
-def forethought(*words: str) -> list[str]:
-    return [sys.executable, "-m", "forethought", *words]
-
-
 def train_command(out: Path, *options: str) -> list[str]:
     common = ["--preset", "debug", "--steps", "60", "--train.checkpoint-every-agent-steps", "25"]
     common += ["--env.max-episode-steps", "20", "--train.seed-agent-steps", "40"]
-    train = forethought("train", "tdmpc2", "gym:Pendulum-v1", *common, "--track.no-console")
-    return [*train, "--out", str(out), *options]
+    common += ["--track.no-console", "--out", str(out)]
+    return ["train", "tdmpc2", "gym:Pendulum-v1", *common, *options]
 
 
 def test_case_19_a_second_interrupt_in_a_save_leaves_at_once_and_the_checkpoints_whole(tmp_path):
-    environment = {**os.environ, files.PAUSE_VARIABLE: "save-50:60"}
     command = train_command(tmp_path / "run")
-    with subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
+    with forked(*command, prepare=partial(pause_at, "save-50:60")) as process:
         assert any("pausing at save-50" in line for line in process.stderr)
         process.send_signal(signal.SIGINT)
         assert any("SIGINT: saving, then stopping" in line for line in process.stderr)
@@ -398,7 +393,8 @@ def test_case_18_a_signal_while_the_kernels_are_compiled_ends_with_one_sentence(
     compiler.write_text(f"#!/bin/sh\ntouch {tmp_path / 'compiling'}\nexec sleep 60\n")
     compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
     environment = {**os.environ, "CC": str(compiler), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = train_command(tmp_path / "run", "--agent.compile", "kernels")
+    words = train_command(tmp_path / "run", "--agent.compile", "kernels")
+    command = [sys.executable, "-m", "forethought", *words]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "compiling").exists():

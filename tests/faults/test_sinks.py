@@ -8,8 +8,6 @@ import json
 import os
 import random
 import resource
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -22,6 +20,7 @@ from forethought.files import FileError
 from forethought.tracking import CsvFile, RunDirectory, Tracker, read_rows, run_directory
 from forethought.training import loop
 from forethought.training.loop import resume_run, train_run
+from tests.forked import forked
 from tests.stub_agent import register, stub_run, training_record
 
 METHODS = ("start", "train", "episode", "evaluation", "progress", "close")
@@ -123,26 +122,19 @@ def test_case_21_a_place_that_cannot_be_written_stops_with_one_sentence(tmp_path
         train_run(stub_run(), tmp_path / "file" / "run")
 
 
-FULL = """
-import resource, sys
-import torch._dynamo  # which wants a temporary folder of its own; the limit is for ours
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-from forethought.cli import main
-sys.exit(main(["train", "tdmpc2", "gym:Pendulum-v1", "--preset", "debug", "--out", sys.argv[1]]))
-"""
+def no_room() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
 
 
 def test_case_21_a_full_disk_at_the_start_stops_before_training(tmp_path):
     """No file may hold a single byte: a real limit in a real process."""
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", FULL, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1 and "could not be written (File too large)" in done.stderr
+    train = ["train", "tdmpc2", "gym:Pendulum-v1", "--preset", "debug"]
+    with forked(*train, "--out", str(tmp_path / "run"), prepare=no_room) as process:
+        told = process.stderr.read()
+        assert process.wait(10) == 1
+    assert "Traceback" not in told
+    assert told.count("\n") == 1 and "could not be written (File too large)" in told
 
 
 @contextlib.contextmanager
