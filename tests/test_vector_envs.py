@@ -1,6 +1,5 @@
 """Environments stepped together, in process and in workers: equal, exact, honest about failures."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from forethought.config import ConfigError
 from forethought.envs import EnvError, EpisodeLog, make_env, replay_episode
 from forethought.envs.room import Place, Room, new_memory
 from forethought.envs.vector import batch_infos
+from forethought.envs.workers import worker_context
 from forethought.seeding import Streams
 from forethought.spaces import nested, random_action
 from tests.stubs import CounterEnv, EntityEnv, FaultyEnv, ImageEnv, NestedEnv, vector_of
@@ -226,7 +226,7 @@ def test_pictures_come_out_of_shared_memory_as_they_were_put_there():
 
 
 def test_only_large_arrays_are_put_into_the_room_and_those_that_fit():
-    room = Room(new_memory(multiprocessing.get_context("spawn")))
+    room = Room(new_memory(worker_context()))
     tree = {key: np.full(size, 7, np.uint8) for key, size in
             (("small", 100), ("a", 10_001), ("b", 240_000), ("c", 20_000))}  # fmt: skip
     tree["b"] = tree["b"].view(np.float64)  # begins where a float64 may
@@ -315,6 +315,31 @@ def test_workers_end_with_their_parent(tmp_path, end):
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, pids))
+
+
+class Surroundings(CounterEnv):
+    """Tells in `info` what variables its process has."""
+
+    def reset(self, **options):
+        obs, _ = super().reset(**options)
+        return obs, {key: os.environ.get(key) for key in ("OMP_NUM_THREADS", "CHOSEN_LATE")}
+
+
+def test_a_worker_has_the_variables_of_the_moment_at_which_it_starts(monkeypatch):
+    """Those of its parent, whatever was set when the first worker started; and one thread."""
+    found = []
+    for value in ("a", "b", None):
+        if value is None:
+            monkeypatch.delenv("CHOSEN_LATE")
+        else:
+            monkeypatch.setenv("CHOSEN_LATE", value)
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        envs = vector_of(Surroundings, workers=True)
+        found.append(envs.reset(seed=0)[1]["CHOSEN_LATE"][0])
+        assert envs.reset(seed=0)[1]["OMP_NUM_THREADS"][0] == "1"
+        envs.close()
+        assert os.environ["OMP_NUM_THREADS"] == "2"
+    assert found == ["a", "b", None]
 
 
 # Open episodes across a resume

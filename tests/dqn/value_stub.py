@@ -42,13 +42,12 @@ class ValueStub(StubAgent):
         self.updates += 1
         beta = self.replay.beta_at(self.clock, self.total_agent_steps)
         self.last_batch = batch = self.replay.sample(self.config.batch_size, beta=beta)
-        predicted = torch.cat([batch.obs, batch.action], dim=-1) @ self.weight
-        error = predicted - batch.reward
+        x = torch.cat([batch.obs, batch.action], dim=-1)
+        error = x @ self.weight.data - batch.reward
         loss = (batch.weights * error**2).mean()
-        self.optimiser.zero_grad()
-        loss.backward()
+        self.weight.grad = (batch.weights * error) @ x * (2 / len(error))
         self.optimiser.step()
-        self.replay.update_priorities(batch.rows, error.detach().abs())
+        self.replay.update_priorities(batch.rows, error.abs())
         metrics = {"loss": loss.item(), "nonfinite": 0.0}
         return metrics if beta is None else {**metrics, "beta": beta}
 
