@@ -251,7 +251,7 @@ def test_workers_leave_signals_to_their_parent():
     envs = vector_of(CounterEnv, workers=True)
     envs.reset(seed=0)
     pid = envs._handles[0].pid
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         os.kill(pid, number)
     assert envs.step(zeros(envs))[0][0, 0] == 1
     envs.close()

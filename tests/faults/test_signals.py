@@ -29,6 +29,10 @@ from tests.forked import forked, pause_at
 from tests.stub_agent import stub_run, training_record
 from tests.stubs import CounterEnv
 
+EACH = pytest.mark.parametrize(
+    ("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 143), ("SIGHUP", 129)]
+)
+
 
 def send(name: str = "SIGTERM") -> None:
     os.kill(os.getpid(), getattr(signal, name))
@@ -97,7 +101,7 @@ def test_case_18_stopped_many_times_it_is_still_the_same(undisturbed, tmp_path, 
     assert training_record(run.path) == undisturbed
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 143)])
+@EACH
 def test_case_18_a_signal_while_a_run_is_built_leaves_no_trace(
     tmp_path, monkeypatch, capfd, name, code
 ):
@@ -276,7 +280,7 @@ def test_case_18_a_signal_in_the_last_checkpoint_of_a_finished_run_changes_nothi
 # -- the flag itself -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR1", 143)])
+@EACH
 def test_case_19_the_first_signal_sets_the_flag_and_the_second_leaves_at_once(
     monkeypatch, capfd, name, code
 ):
@@ -293,6 +297,16 @@ def test_case_19_the_first_signal_sets_the_flag_and_the_second_leaves_at_once(
     assert signal.getsignal(getattr(signal, name)) is before
     # on a line of its own, though the status line before it has no end
     assert "\n\nsecond signal: leaving at once\n" in capfd.readouterr().err
+
+
+def test_case_18_under_nohup_a_run_outlives_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            send("SIGHUP")
+            assert not stop
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_case_19_a_signal_to_the_process_and_to_its_group_is_one(monkeypatch, capfd):
@@ -386,6 +400,19 @@ def test_case_19_a_second_interrupt_in_a_save_leaves_at_once_and_the_checkpoints
     assert (newest.name, skipped) == ("step-000000025", [])
     assert resume_run(tmp_path / "run").status == "done"
     assert status_of(tmp_path / "run") == "done"
+
+
+def test_case_18_a_terminal_that_is_gone_keeps_nobody_from_saving(tmp_path):
+    """What is printed then reaches nobody: neither that nor the signal may cost the run."""
+    command = train_command(tmp_path / "run")
+    with forked(*command, prepare=partial(pause_at, "step-45:2")) as process:
+        assert any("pausing at step-45" in line for line in process.stderr)
+        process.stderr.close()
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 129
+    assert status_of(tmp_path / "run") == "interrupted"
+    newest, skipped = files.newest_verified(tmp_path / "run" / "checkpoints")
+    assert newest.name >= "step-000000044" and skipped == []
 
 
 def test_case_18_a_signal_while_the_kernels_are_compiled_ends_with_one_sentence(tmp_path):

@@ -34,7 +34,7 @@ from forethought.spaces.structure import EnvError, EnvFailure
 
 LAST_WAIT_SECONDS = 0.5
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+LEFT_TO_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 UNGUARDED = 79
 """Exit code of a worker that, still importing the script that started it, met the same start."""
 IMPORTS = (

@@ -28,8 +28,9 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
-EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143}
-"""Schedulers announce the end of a time slice by SIGUSR1; for the caller that is a termination."""
+EXIT_CODES = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 143, "SIGHUP": 129}
+"""Schedulers announce the end of a time slice by SIGUSR1; for the caller that is a termination. A
+terminal that is closed, or a connection that breaks, sends SIGHUP."""
 GRACE_SECONDS = 3.0
 """How long the step under way may take after a signal: with the end of the environments and the
 checkpoint it must stay within the ten seconds that schedulers give at least."""
@@ -108,6 +109,8 @@ class Stop:
         if threading.current_thread() is threading.main_thread():
             for name in EXIT_CODES:
                 number = getattr(signal, name)
+                if name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # under nohup a run outlives its terminal
                 self._previous[number] = signal.signal(number, self._handle)
             self._previous_hook, sys.unraisablehook = sys.unraisablehook, self._notice
             # Made here, for a handler must not start threads.

@@ -95,4 +95,5 @@ def say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
     else:
         score, random = trainer.score, trainer.gates.random_score
         text = f"Done: mean return {score:.6g} (random play {random:.6g}) in {path}"
-    print(text, file=sys.stderr)
+    with contextlib.suppress(OSError):  # the terminal may be what is gone, and all is saved
+        print(text, file=sys.stderr)
