@@ -21,7 +21,11 @@ from forethought.config import EpisodeReplayConfig, TransitionReplayConfig
 from forethought.replay import Replay
 from forethought.spaces import Column, EnvSpec
 
-KINDS = {"episodes": EpisodeReplayConfig, "transitions": TransitionReplayConfig}
+KINDS = {
+    "episodes": EpisodeReplayConfig,
+    "transitions": TransitionReplayConfig,
+    "past ends": TransitionReplayConfig,
+}
 SPEC = EnvSpec(
     "stub:reference",
     spaces.Dict(
@@ -56,7 +60,10 @@ class Case:
         rng = np.random.default_rng(seed)
         cpu = torch.device("cpu")
         stack = {"obs/frame": self.frames} if self.frames > 1 else {}
-        return Replay(SPEC, config, self.num_envs, self.slice_rows, rng, cpu, stack, self.pad)
+        return Replay(
+            SPEC, config, self.num_envs, self.slice_rows, rng, cpu, stack, self.pad,
+            past_ends=self.kind == "past ends",
+        )  # fmt: skip
 
 
 @st.composite
@@ -124,19 +131,26 @@ class Reference:
         case, found = self.case, {}
         for env, rows in enumerate(self.rows):
             oldest = max(0, len(rows) - case.capacity)
-            for start in range(oldest, len(rows) - case.slice_rows + 1):
-                part = rows[start : start + case.slice_rows]
+            for start in range(oldest, len(rows)):
+                part = self.part(env, start)
                 needed = start - min(part[0]["age"], case.frames - 1)
-                whole = len({row["episode"] for row in part}) == 1 and needed >= oldest
-                done = part[0]["episode"] in self.finished[env] or case.kind == "transitions"
-                if whole and done:
+                whole = len(part) == case.slice_rows
+                if case.kind == "past ends" and len(part) > 1:
+                    whole = whole or part[-1]["terminated"]
+                done = part[0]["episode"] in self.finished[env] or case.kind != "episodes"
+                if whole and done and needed >= oldest:
                     found[env, start] = part[0]["episode"]
         return found
+
+    def part(self, env: int, start: int) -> list[dict[str, Any]]:
+        """The rows of a slice as far as its episode goes."""
+        rows = self.rows[env][start : start + self.case.slice_rows]
+        return [row for row in rows if row["episode"] == rows[0]["episode"]]
 
     def odds(self) -> dict[tuple[int, int], float]:
         """How likely each valid slice must be."""
         valid = self.valid()
-        if self.case.kind == "transitions":
+        if self.case.kind != "episodes":
             return dict.fromkeys(valid, 1 / len(valid)) if valid else {}
         starts = Counter((env, episode) for (env, _), episode in valid.items())
         return {
@@ -188,7 +202,8 @@ def test_exactly_the_valid_slices_are_drawn_and_equally_often(case: Case):
     assert set(drawn) == set(odds)
     assert chi_square_fits(drawn, odds, draws)
     # Contiguous and in one environment; that it is one episode follows from `valid`.
-    steps = torch.arange(case.slice_rows)[:, None]
+    lengths = [len(reference.part(env, start)) for env, start in where[0].tolist()]
+    steps = torch.arange(case.slice_rows)[:, None].minimum(torch.tensor(lengths) - 1)
     assert torch.equal(where[..., 1], where[0, :, 1] + steps)
     assert torch.equal(where[..., 0], where[:1, :, 0].expand(case.slice_rows, -1))
 
@@ -205,7 +220,10 @@ def test_what_is_drawn_has_the_bits_that_were_stored(case: Case):
             env, number = (int(x) for x in batch.obs["where"][step, b])
             row = reference.rows[env][number]
             obs = {key: value[step, b].numpy() for key, value in batch.obs.items()}
-            if case.frames > 1:
+            past = step and batch.obs["where"][step - 1, b, 1] == number  # its stack is not said
+            if past:
+                assert row["terminated"]
+            elif case.frames > 1:
                 assert np.array_equal(obs["frame"], reference.frames(env, number))
             else:
                 assert np.array_equal(obs["frame"], row["obs"]["frame"])

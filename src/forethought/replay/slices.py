@@ -6,6 +6,8 @@ A slice is L consecutive rows of one episode, all of them still in the ring toge
 - `EpisodeSampler`: a finished episode, uniformly; then a start in it, uniformly (the official
   TD-MPC2 rule).
 - `TransitionSampler`: a start, uniformly over all valid ones, those of the open episode included.
+  With `past_ends` also the last starts of an episode that terminated: its rows end before the slice
+  does.
 
 With several tasks there is one of them for each, and every slice is of a task that is drawn first,
 uniformly: `TaskSampler`.
@@ -165,9 +167,15 @@ class TransitionSampler:
     """
 
     def __init__(
-        self, storage: Storage, slice_rows: int, history: int, own: Sequence[int] | None = None
+        self,
+        storage: Storage,
+        slice_rows: int,
+        history: int,
+        own: Sequence[int] | None = None,
+        past_ends: bool = False,
     ) -> None:
         """`own` are the streams that it is for; None: all."""
+        self.past_ends = past_ends
         self.storage = storage
         self.slice_rows = slice_rows
         self.history = history
@@ -196,7 +204,14 @@ class TransitionSampler:
         self.head[stream] = head
 
     def episode_closed(self, stream: int, first: int, end: int) -> None:
-        """Nothing to do: its slices became valid row by row."""
+        """Whole slices became valid row by row; those that reach past the end do so now."""
+        if not self.past_ends or not self._terminated(stream, np.array([end - 1]))[0]:
+            return
+        oldest = int(self.storage.oldest[stream])
+        for start in range(max(first, oldest, end - self.slice_rows + 1), end - 1):
+            if self._needs(stream, start) >= oldest:
+                self.starts[stream, int(self.tail[stream]) % self.storage.capacity] = start
+                self.tail[stream] += 1
 
     def draw(self, batch: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """Streams [B] and first rows [B] of a batch of slices."""
@@ -224,13 +239,22 @@ class TransitionSampler:
         storage, span = self.storage, self.slice_rows - 1
         for stream in self.own:
             oldest = int(storage.oldest[stream])
-            last = np.arange(oldest + span, storage.written[stream])
-            last = last[storage.age[storage.slots(stream, last)] >= span]
-            age = storage.age[storage.slots(stream, last - span)]
-            starts = last - span
-            starts = starts[starts - np.minimum(age, self.history) >= oldest]
+            written = storage.written[stream]
+            rows = np.arange(oldest, written)
+            age = storage.age[storage.slots(stream, rows)]
+            ends = np.append(rows[age == 0], written)  # of episodes, each where the next begins
+            end = ends[np.searchsorted(ends, rows, side="right")]
+            valid = rows + span < end
+            if self.past_ends:
+                valid |= (rows + 1 < end) & self._terminated(stream, end - 1)
+            starts = rows[valid & (rows - np.minimum(age, self.history) >= oldest)]
             self.starts[stream, : len(starts)] = starts
             self.head[stream], self.tail[stream] = 0, len(starts)
+
+    def _terminated(self, stream: int, rows: Ints) -> NDArray[np.bool_]:
+        """Whether an episode terminated with each of the rows."""
+        slots = self.storage.slots(stream, rows)
+        return self.storage.columns.gather_array("terminated", slots).astype(bool)
 
     def _needs(self, stream: int, start: int) -> int:
         """The oldest row that a slice needs, its stacks included."""

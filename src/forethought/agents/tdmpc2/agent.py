@@ -39,7 +39,7 @@ from forethought.agents.tdmpc2.observations import observations_of
 from forethought.agents.tdmpc2.rates import optimisers_of, rate_schedule
 from forethought.agents.tdmpc2.tasks import Tasks, discount
 from forethought.agents.tdmpc2.transfer import Source, transfer
-from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch
+from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch, until_the_end
 from forethought.config import ReplayConfig, require
 from forethought.data import Dataset, OfflineReplay
 from forethought.envs import multi
@@ -207,6 +207,7 @@ class TDMPC2(Agent):
             self.device,
             self.observations.stack,
             STACK_PAD,
+            past_ends=self.config.past_ends,
         )
 
     @property
@@ -226,6 +227,8 @@ class TDMPC2(Agent):
         return found.table(source)
 
     def learn_from(self, datasets: Sequence[Dataset], storage: Any = "mapped") -> None:
+        require(not self.config.past_ends, "agent.past_ends", True, "false: recorded data is drawn "
+                "in whole slices")  # fmt: skip
         self.replay = OfflineReplay(
             datasets,
             self.spec,
@@ -281,7 +284,8 @@ class TDMPC2(Agent):
             # Where all is over nothing may be legal, and what is there does not count.
             legal = (legal != 0) | ~legal.any(-1, keepdim=True)  # [T+1, B, N]
         obs = self.observations.of_batch(batch.obs)
-        return TensorBatch(obs, action, batch.reward, batch.terminated, legal, task)
+        present = until_the_end(batch.terminated) if self.config.past_ends else None
+        return TensorBatch(obs, action, batch.reward, batch.terminated, legal, task, present)
 
     def snapshots(self, agent_steps: int) -> dict[str, Json]:
         """What the auxiliary values predict on slices of replay, and what they should."""

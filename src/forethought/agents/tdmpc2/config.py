@@ -318,7 +318,7 @@ class TDMPC2Config:
 
     idle: ClassVar[dict[tuple[str, Any], tuple[str, ...]]] = {
         ("mpc", False): ("planner",),
-        ("episodic", False): ("lr.termination", "termination_coef"),
+        ("episodic", False): ("lr.termination", "termination_coef", "past_ends"),
         ("multi_gamma.enabled", False): tuple(
             f"multi_gamma.{name}" for name in vars(MultiGammaConfig()) if name != "enabled"
         ),
@@ -355,6 +355,10 @@ class TDMPC2Config:
     """Largest discount of the heuristic."""
     episodic: bool | None = None
     """Learn when episodes terminate and plan with it; None: if the task can terminate."""
+    past_ends: bool = False
+    """Slices may begin in the last steps of an episode that terminates; steps past its end are left
+    out of every loss. Else only whole slices are learned from, and these steps are seen only as
+    later steps of one. Needs --replay transitions."""
     rho: float = 0.5
     """Weight of each later step of a slice relative to the one before."""
     consistency_coef: float = 20.0
@@ -416,6 +420,8 @@ class TDMPC2Config:
         chosen = k is None or self.q_target in (None, "max")
         check("q_target_top_k", chosen, f"left out: agent.q_target is {self.q_target}")
         refuse_idle(self, "agent")
+        alone = not (self.past_ends and self.multi_gamma.enabled)
+        check("past_ends", alone, "false: auxiliary discounts learn from whole slices")
         if self.gamma is not None:
             self.multi_gamma.check_primary(self.gamma, "which is agent.gamma")
         if isinstance(self.returns, NStep):

@@ -58,6 +58,18 @@ class TensorBatch:
     terminated: Tensor  # [T, B], 0 or 1; truncation is not in here: it never cuts the bootstrap
     legal: Tensor | None = None  # [T+1, B, N] bool, which actions may be taken; None: all
     task: Tensor | None = None  # [B], which of several tasks each slice is of
+    present: Tensor | None = None  # [T+1, B], 1 until the episode has terminated; None: all count
+
+
+def until_the_end(terminated: Tensor) -> Tensor:
+    """[T, B] -> [T+1, B]: 1 for the states before an episode has terminated, 0 from then on."""
+    going_on = torch.cat([torch.ones_like(terminated[:1]), 1 - terminated])
+    return going_on.cumprod(0)
+
+
+def mean_of(x: Tensor, present: Tensor | None) -> Tensor:
+    """The mean of what is present."""
+    return x.mean() if present is None else (x * present).sum() / present.sum()
 
 
 class Learner:
@@ -97,7 +109,8 @@ class Learner:
         total.backward()  # type: ignore[no-untyped-call]
         norm = clip_gradients(self.model_parameters, self.config.grad_clip_norm)
         metrics = {name: loss.item() for name, loss in losses.items()}
-        metrics |= {"grad_norm": norm, "td_target_mean": y.mean().item()}
+        steps = None if batch.present is None else batch.present[:-1]
+        metrics |= {"grad_norm": norm, "td_target_mean": mean_of(y, steps).item()}
         # The targets too: two-hot clamps an infinite one into a finite loss.
         if not all(
             math.isfinite(metrics[k]) for k in ("total_loss", "grad_norm", "td_target_mean")
@@ -107,7 +120,7 @@ class Learner:
         if self.model.tasks is not None:
             self.model.tasks.renormalise()
 
-        metrics |= self.update_policy(zs, noise, batch.legal, batch.task)
+        metrics |= self.update_policy(zs, noise, batch.legal, batch.task, batch.present)
         self.update_targets()
         return metrics
 
@@ -152,15 +165,16 @@ class Learner:
             latents.append(z)
         before, after = torch.stack(latents[:-1]), torch.stack(latents[1:])  # [T, B, Z]
 
+        steps = None if batch.present is None else batch.present[:-1]  # [T, B]
         difference = model.state_of(after) - model.state_of(next_z)
-        consistency = self.over_time((difference**2).mean(-1))
+        consistency = self.over_time((difference**2).mean(-1), steps)
         reward_logits = model.reward(before, batch.action)  # [T, B, K]
-        reward = self.over_time(two_hot.cross_entropy(reward_logits, batch.reward))
+        reward = self.over_time(two_hot.cross_entropy(reward_logits, batch.reward), steps)
         flat_z, flat_a = before.flatten(0, 1), batch.action.flatten(0, 1)
         q_logits = model.q(flat_z, flat_a, keep=noise.value_keep)
         q_logits = q_logits.unflatten(1, y.shape)  # [num_q, T, B, K]
         ce = two_hot.cross_entropy(q_logits, y.expand(q_logits.shape[:-1]))  # [num_q, T, B]
-        value_loss = self.over_time(ce.mean(0))
+        value_loss = self.over_time(ce.mean(0), steps)
         total = (
             config.consistency_coef * consistency
             + config.reward_coef * reward
@@ -169,7 +183,10 @@ class Learner:
         losses = {"consistency_loss": consistency, "reward_loss": reward, "value_loss": value_loss}
         if model.termination is not None:
             predicted = model.termination(after).squeeze(-1)  # [T, B]
-            ending = F.binary_cross_entropy_with_logits(predicted, batch.terminated)
+            ending = mean_of(
+                F.binary_cross_entropy_with_logits(predicted, batch.terminated, reduction="none"),
+                steps,
+            )
             losses["termination_loss"] = ending
             total = total + config.termination_coef * ending
         if self.auxiliary is not None:
@@ -177,11 +194,13 @@ class Learner:
             losses |= seen
             total = total + aux
         with torch.no_grad():
-            losses["td_error_abs"] = (model.decode(q_logits[0]) - y).abs().mean()
+            losses["td_error_abs"] = mean_of((model.decode(q_logits[0]) - y).abs(), steps)
         return losses | {"total_loss": total}, torch.stack([z.detach() for z in latents])
 
-    def over_time(self, loss: Tensor) -> Tensor:
-        """[T, B] -> scalar: mean over the batch, then (1/T) sum of rho^t."""
+    def over_time(self, loss: Tensor, present: Tensor | None = None) -> Tensor:
+        """[T, B] -> scalar: mean over the batch, then (1/T) sum of rho^t. What is not present is 0:
+        a step weighs the same whatever else is in its slice."""
+        loss = loss if present is None else loss * present
         return (self.rho[: len(loss)] * loss.mean(1)).mean()
 
     def update_policy(
@@ -190,6 +209,7 @@ class Learner:
         noise: UpdateNoise,
         legal: Tensor | None = None,
         task: Tensor | None = None,
+        present: Tensor | None = None,
     ) -> Metrics:
         """Maximise Q and entropy at the imagined latents [T+1, B, Z] of the old weights.
 
@@ -202,15 +222,15 @@ class Learner:
         q, entropy, scaled_entropy = model.actions.policy_terms(model, zs, noise, mask)  # [T+1, B]
         scale = self.scale.after(q[0])  # updated before it is used
         gain = config.entropy_coef * scaled_entropy + q / scale
-        loss = self.over_time(-gain)
+        loss = self.over_time(-gain, present)
         self.policy_optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = clip_gradients(model.policy.parameters(), config.grad_clip_norm)
         metrics = {
             "policy_loss": loss.item(),
             "policy_grad_norm": norm,
-            "policy_entropy": entropy.mean().item(),
-            "q_mean": q.mean().item(),
+            "policy_entropy": mean_of(entropy, present).item(),
+            "q_mean": mean_of(q, present).item(),
             "q_max": q.max().item(),
             "q_scale": scale.item(),
             "lr": self.policy_optimiser.param_groups[0]["lr"],

@@ -1,0 +1,119 @@
+"""Slices that reach past the end of an episode: what lies behind it counts for nothing, and what
+lies before it counts as it would in a slice of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forethought.agents.tdmpc2 import TDMPC2, TDMPC2Config
+from forethought.agents.tdmpc2.config import NStep, OneStep, TDLambda
+from forethought.agents.tdmpc2.gammas import MultiGammaConfig
+from forethought.agents.tdmpc2.update import TensorBatch, until_the_end
+from forethought.config import ConfigError, EpisodeReplayConfig, TransitionReplayConfig
+from forethought.seeding import Streams
+from tests.tdmpc2_agents import CONFIG, TINY, make_batch, make_spec
+
+LENGTHS = [1, 2, 3, 3, 1, 2, 3, 2]
+"""Steps that each slice of the batch has before its end; 3 are all, and of those one terminates."""
+
+
+def agent(config: Any = TransitionReplayConfig, **options: Any) -> TDMPC2:
+    mine = replace(CONFIG, model=replace(TINY, dropout=0.0), past_ends=True, **options)
+    spec = make_spec(terminates=True)
+    cpu = torch.device("cpu")
+    return TDMPC2(spec, mine, config(capacity_rows=500), streams=Streams(1), device=cpu)
+
+
+def slices(one: TDMPC2, junk: int = 0) -> TensorBatch:
+    """Real steps are always the same, those past the ends depend on `junk`."""
+    batch, other = make_batch(one), make_batch(one, seed=100 + junk)
+    obs, action, reward = batch.obs.clone(), batch.action.clone(), batch.reward.clone()
+    terminated = torch.zeros(3, 8)
+    for b, length in enumerate(LENGTHS):
+        terminated[length - 1, b] = float(length < 3 or b == 2)
+        obs[length + 1 :, b] = other.obs[length + 1 :, b]
+        action[length:, b] = other.action[length:, b]
+        reward[length:, b] = other.reward[length:, b]
+    present = until_the_end(terminated)
+    terminated[1:] += junk * (present[1:-1] == 0)  # even these are not looked at
+    return TensorBatch(obs, action, reward, terminated, present=present)
+
+
+def test_present_is_every_state_before_the_end():
+    terminated = torch.tensor([[0.0, 1, 0], [0, 0, 1], [0, 1, 1]])
+    assert until_the_end(terminated).T.tolist() == [[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]]
+
+
+@pytest.mark.parametrize("returns", [OneStep(), NStep(3), TDLambda(0.9)])
+def test_what_lies_past_an_end_changes_nothing(returns: Any) -> None:
+    learned = []
+    for junk in (0, 1):
+        one = agent(returns=returns)
+        metrics = one.learner.update(slices(one, junk), one.draw_noise())
+        metrics.pop("q_max")  # of all imagined states
+        learned.append((metrics, one.state()[1]))
+    (metrics, weights), (again, same) = learned
+    assert metrics == pytest.approx(again, rel=1e-5)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, same[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_what_lies_before_it_counts_as_in_a_slice_of_its_own() -> None:
+    """Slice by slice and step by step; a step's weight does not depend on how many follow."""
+    one = agent()
+    batch, noise = slices(one), one.draw_noise()
+    next_z, y, value = one.learner.targets(batch, noise)
+    losses, _ = one.learner.model_losses(batch, next_z, y, value, noise)
+    names = ("consistency_loss", "reward_loss", "value_loss")
+    expected = dict.fromkeys(names, 0.0)
+    ending = 0.0
+    for b, length in enumerate(LENGTHS):
+        own, steps = slice(b, b + 1), slice(length)
+        whole = TensorBatch(
+            batch.obs[: length + 1, own],
+            batch.action[steps, own],
+            batch.reward[steps, own],
+            batch.terminated[steps, own],
+        )
+        parts = (next_z[steps, own], y[steps, own], value[steps, own])
+        alone, _ = one.learner.model_losses(whole, *parts, noise)
+        for name in names:
+            expected[name] += alone[name].item() * length / 3 / len(LENGTHS)
+        ending += alone["termination_loss"].item() * length / sum(LENGTHS)
+    assert {name: losses[name].item() for name in names} == pytest.approx(expected, rel=1e-5)
+    assert losses["termination_loss"].item() == pytest.approx(ending, rel=1e-5)
+
+
+def test_the_policy_is_moved_by_states_before_the_end_alone() -> None:
+    one = agent()
+    batch, noise = slices(one), one.draw_noise()
+    zs = torch.rand(4, 8, TINY.latent_dim or 0).requires_grad_()
+    seen: list[Tensor] = []
+    terms = one.model.actions.policy_terms
+
+    def noted(model: Any, zs: Tensor, *rest: Any) -> Any:
+        q, *entropies = terms(model, zs, *rest)
+        q.retain_grad()
+        seen.append(q)
+        return q, *entropies
+
+    one.model.actions.policy_terms = noted  # type: ignore[method-assign]
+    one.learner.update_policy(zs.detach(), noise, present=batch.present)
+    assert batch.present is not None and seen[0].grad is not None
+    assert torch.equal(seen[0].grad != 0, batch.present != 0)
+
+
+def test_it_is_refused_where_it_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"agent\.past_ends needs slices drawn per transition"):
+        _ = agent(EpisodeReplayConfig).replay
+    with pytest.raises(ConfigError, match=r"agent\.past_ends .*auxiliary discounts"):
+        TDMPC2Config(past_ends=True, multi_gamma=MultiGammaConfig(True, ("primary", 0.9)))
+    with pytest.raises(ConfigError, match=r"agent\.past_ends"):
+        TDMPC2Config(past_ends=True, episodic=False)
+    with pytest.raises(ConfigError, match=r"agent\.past_ends .*whole slices"):
+        agent().learn_from([])
