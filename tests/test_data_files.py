@@ -359,7 +359,7 @@ def test_a_description_that_cannot_be_is_refused(place, edit, said):
 
 
 def test_what_is_no_dataset_is_told_so(tmp_path):
-    with pytest.raises(DatasetError, match="There is no dataset"):
+    with pytest.raises(ConfigError, match="There is no dataset"):
         verify(tmp_path / "absent")
     (tmp_path / "file").write_bytes(b"x")
     for path in (tmp_path, tmp_path / "file"):

@@ -189,8 +189,8 @@ def test_what_is_exported_is_the_newest_layout_to_the_letter(
 # ---- bad input ----
 
 
-def refusal(path: Path, match: str) -> str:
-    with pytest.raises(FileError, match=match) as caught:
+def refusal(path: Path, match: str, kind: type[Exception] = FileError) -> str:
+    with pytest.raises(kind, match=match) as caught:
         read_checkpoint(path)
     text = str(caught.value)
     assert "\n" not in text
@@ -252,8 +252,8 @@ def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    refusal(tmp_path / "agent.pt", "There is no file")
-    refusal(tmp_path, "There is no file")
+    refusal(tmp_path / "agent.pt", "There is no file", ConfigError)
+    refusal(tmp_path, "There is no file", ConfigError)
 
 
 def test_text_is_no_checkpoint(tmp_path: Path) -> None:

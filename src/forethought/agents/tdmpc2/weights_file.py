@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forethought.config import ConfigError
 from forethought.files import FileError
 
 DAMAGE = (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError)
@@ -55,7 +56,7 @@ def _check_archive(path: Path) -> None:
     """Refuse what torch.save does not write: no archive, compressed entries, names leading out."""
     try:
         if not path.is_file():
-            raise FileError(f"There is no file {path}.")
+            raise ConfigError(f"There is no file {path}.")
         if not zipfile.is_zipfile(path):
             with path.open("rb") as file:
                 pickled = file.read(1) == b"\x80"
