@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +16,10 @@ from forethought.agents.tdmpc2.config import NStep, OneStep, TDLambda
 from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.agents.tdmpc2.update import TensorBatch, until_the_end
 from forethought.config import ConfigError, EpisodeReplayConfig, TransitionReplayConfig
+from forethought.replay.rows import LIFE_LOST
 from forethought.seeding import Streams
-from tests.tdmpc2_agents import CONFIG, TINY, make_batch, make_spec
+from forethought.spaces.spec import Column
+from tests.tdmpc2_agents import ACTION, CONFIG, OBS, TINY, make_batch, make_spec
 
 LENGTHS = [1, 2, 3, 3, 1, 2, 3, 2]
 """Steps that each slice of the batch has before its end; 3 are all, and of those one terminates."""
@@ -108,7 +111,33 @@ def test_the_policy_is_moved_by_states_before_the_end_alone() -> None:
     assert torch.equal(seen[0].grad != 0, batch.present != 0)
 
 
+def test_an_agent_leaves_out_what_its_replay_repeats() -> None:
+    """Episodes of two steps, slices of three: where a slice begins in the first step two count,
+    where it begins in the second, one."""
+    one = agent()
+    for i in range(30):
+        row = {"obs": np.full(OBS, i, np.float32), "terminated": i % 3 == 2, "truncated": False}
+        row |= {"action": np.zeros(ACTION, np.float32), "reward": 1.0, "is_first": i % 3 == 0}
+        one.store_transition(row)
+    batch = one._tensors(one.replay.sample(100))
+    assert batch.present is not None
+    first = batch.obs[0, :, 0].long() % 3
+    assert set(first.tolist()) == {0, 1}
+    for begun, present in zip(first.tolist(), batch.present.T.tolist(), strict=True):
+        assert present == ([1, 1, 0, 0] if begun == 0 else [1, 0, 0, 0])
+    learned = one.train(3)
+    assert learned["nonfinite"] == 0
+
+
 def test_it_is_refused_where_it_cannot_be() -> None:
+    spec, cpu = make_spec(terminates=False), torch.device("cpu")
+    lives = make_spec(terminates=True, columns=(Column(LIFE_LOST, (), np.dtype(np.bool_), ""),))
+    for task, words in ((spec, "never terminates"), (lives, "lost life")):
+        with pytest.raises(ConfigError, match=rf"agent\.past_ends .*{words}"):
+            TDMPC2(
+                task, replace(CONFIG, past_ends=True), TransitionReplayConfig(capacity_rows=500),
+                streams=Streams(1), device=cpu,
+            )  # fmt: skip
     with pytest.raises(ConfigError, match=r"agent\.past_ends needs slices drawn per transition"):
         _ = agent(EpisodeReplayConfig).replay
     with pytest.raises(ConfigError, match=r"agent\.past_ends .*auxiliary discounts"):

@@ -1,5 +1,6 @@
 """Environments stepped together, in process and in workers: equal, exact, honest about failures."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,7 +18,6 @@ from forethought.config import ConfigError
 from forethought.envs import EnvError, EpisodeLog, make_env, replay_episode
 from forethought.envs.room import Place, Room, new_memory
 from forethought.envs.vector import batch_infos
-from forethought.envs.workers import worker_context
 from forethought.seeding import Streams
 from forethought.spaces import nested, random_action
 from tests.stubs import CounterEnv, EntityEnv, FaultyEnv, ImageEnv, NestedEnv, vector_of
@@ -226,7 +226,7 @@ def test_pictures_come_out_of_shared_memory_as_they_were_put_there():
 
 
 def test_only_large_arrays_are_put_into_the_room_and_those_that_fit():
-    room = Room(new_memory(worker_context()))
+    room = Room(new_memory(multiprocessing.get_context("spawn")))
     tree = {key: np.full(size, 7, np.uint8) for key, size in
             (("small", 100), ("a", 10_001), ("b", 240_000), ("c", 20_000))}  # fmt: skip
     tree["b"] = tree["b"].view(np.float64)  # begins where a float64 may

@@ -1,11 +1,8 @@
 """Environments in processes of their own: one process, one pipe, one request at a time; large
 arrays of observations, as pictures are, lie in memory that both sides share.
 
-Processes are started afresh, never copies of their parent: a fork of a process whose torch threads
-hold locks may hang. On Linux they are copies of a server that has imported this room and nothing
-else, so that many start as quickly as one; elsewhere each is spawned.
-
-A worker computes with one thread and leaves signals to its parent, which decides what an interrupt
+Processes are spawned, never forked: a fork of a process whose torch threads hold locks may hang. A
+worker computes with one thread and leaves signals to its parent, which decides what an interrupt
 means; it ends when its parent asks for it, closes the pipe or dies.
 """
 
@@ -16,12 +13,10 @@ import multiprocessing
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import connection, resource_tracker, util
-from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -58,18 +53,14 @@ class WorkerHandle:
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             # This process is a worker that imports its parent's script, and the script starts
             # workers as soon as it is imported. Python would show a page of tracebacks.
-            os._exit(UNGUARDED)
-        context = worker_context()
+            raise SystemExit(UNGUARDED)
+        context = multiprocessing.get_context("spawn")
         self._index, self._timeout = index, timeout_seconds
         self._pipe, theirs = context.Pipe()
         memory = new_memory(context)
         self._room = Room(memory)
         self._process: BaseProcess = context.Process(
-            target=_serve,
-            # First the variables: what comes after them may import modules that read them.
-            args=(_Variables(), theirs, make, index, memory),
-            name=f"env-{index}",
-            daemon=True,
+            target=_serve, args=(theirs, make, index, memory), name=f"env-{index}", daemon=True
         )
         with _for_a_new_worker():
             self._process.start()
@@ -194,36 +185,8 @@ def _for_a_new_worker() -> Iterator[None]:
                 os.environ[key] = value
 
 
-def worker_context() -> SpawnContext | ForkServerContext:
-    """How processes of workers are started on this system."""
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["forethought.envs"])
-    return context
-
-
-class _Variables:
-    """The variables of the parent's environment as they are now, put in place by being unpickled.
-
-    A server passes on those of its own beginning; MUJOCO_GL, for one, may be chosen later.
-    """
-
-    def __reduce__(self) -> tuple[Callable[..., None], tuple[dict[str, str]]]:
-        return _take_variables, (dict(os.environ),)
-
-
-def _take_variables(variables: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(variables)
-
-
 def _serve(
-    _: None,
-    pipe: connection.Connection[Any, Any],
-    make: Callable[[], TaskEnv],
-    index: int,
-    memory: Any,
+    pipe: connection.Connection[Any, Any], make: Callable[[], TaskEnv], index: int, memory: Any
 ) -> None:
     """The worker's life."""
     room = Room(memory)

@@ -217,9 +217,10 @@ class TransitionSampler:
         """Streams [B] and first rows [B] of a batch of slices."""
         ends = np.cumsum(self.tail - self.head)
         if ends[-1] == 0:
+            also = ", and none has terminated" if self.past_ends else ""
             raise ReplayError(
                 f"Nothing can be sampled yet: no episode has {self.slice_rows} rows "
-                f"({self.slice_rows - 1} steps) in the replay."
+                f"({self.slice_rows - 1} steps) in the replay{also}."
             )
         pick = rng.integers(0, ends[-1], size=batch)
         stream = np.searchsorted(ends, pick, side="right")

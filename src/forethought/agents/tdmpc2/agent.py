@@ -47,7 +47,7 @@ from forethought.nets.health import health
 from forethought.nets.optimisers import optimiser_tensors, restore_optimiser
 from forethought.nets.precision import autocast
 from forethought.replay import Batch, Replay
-from forethought.replay.rows import RowSpec
+from forethought.replay.rows import LIFE_LOST, RowSpec
 from forethought.replay.stacks import FrameStacker
 from forethought.seeding import Streams
 from forethought.spaces import nested
@@ -84,6 +84,8 @@ class TDMPC2(Agent):
         squashed, rule = config.model.symlog_obs, f"left out: {spec.task} shows no single vector"
         fits = not squashed or observations.vector is not None
         require(fits, "agent.model.symlog_obs", squashed, rule)
+        episodic = spec.terminates if config.episodic is None else config.episodic
+        _check_past_ends(spec, config, episodic)
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
@@ -98,7 +100,7 @@ class TDMPC2(Agent):
             for_acting=for_acting,
         )
         self.gamma = gamma
-        self.episodic = spec.terminates if config.episodic is None else config.episodic
+        self.episodic = episodic
         # Weights are drawn where every machine draws the same, then moved.
         self.codec, self.observations = codec, observations
         self.model = WorldModel(
@@ -380,3 +382,11 @@ class TDMPC2(Agent):
 
 def _optimisers(learner: Learner) -> tuple[tuple[str, torch.optim.Optimizer], ...]:
     return ("optimiser", learner.optimiser), ("policy_optimiser", learner.policy_optimiser)
+
+
+def _check_past_ends(spec: EnvSpec, config: TDMPC2Config, episodic: bool) -> None:
+    """Refuse the switch where it has no effect, or would mean something else."""
+    reason = "" if episodic else f"{spec.task} never terminates"
+    if any(column.name == LIFE_LOST for column in spec.columns):
+        reason = "the steps after a lost life (env.atari.life_loss) would be left out too"
+    require(not (config.past_ends and reason), "agent.past_ends", True, f"false: {reason}")
