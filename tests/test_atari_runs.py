@@ -53,10 +53,10 @@ TASK = "atari:Breakout"
 
 
 def run_config(task: str = TASK, name: str = "tdmpc2", **layers: Any) -> RunConfig:
-    """130 steps of a tiny agent, random until step 90, never planning; checkpoints inside games."""
+    """130 steps of a tiny agent, random until step 90; checkpoints lie inside games."""
     mine = {
         "steps": 130,
-        "agent": {"batch_size": 2, "mpc": False, "image": {"channels": 2, "shift_pixels": 0}},
+        "agent": {"batch_size": 2, "image": {"channels": 2, "shift_pixels": 0}},
         "env": {"num_envs": 2, "max_episode_steps": 60, "atari": {"life_loss": True}},
         "replay": {"kind": "transitions", "block_rows": 16},
         "train": {"seed_agent_steps": 90, "seed_updates": 2, "updates_per_agent_step": 0.1,

@@ -138,10 +138,9 @@ from forethought.envs import make_env
 
 found = {}
 for obs in ("pixels", "plain_pixels"):
-    env = make_env("dmc:cartpole-balance", 1, obs=obs, timeout_seconds=60.0)
-    # To open OpenGL takes longer than all else: plain pictures go through workers further down.
-    twin = make_env("dmc:cartpole-balance", 1, obs=obs, workers=obs == "pixels")
-    first, _ = env.reset(seed=[1])
+    env = make_env("dmc:cartpole-balance", 2, obs=obs, timeout_seconds=60.0)
+    twin = make_env("dmc:cartpole-balance", 1, obs=obs, workers=True)
+    first, _ = env.reset(seed=[1, 2])
     same, _ = twin.reset(seed=[1])
     drawn = 0
     for handle in env._handles:
@@ -151,7 +150,7 @@ for obs in ("pixels", "plain_pixels"):
             drawn += 1
             return once()
         camera.draw = draw
-    after = [env.step(np.array([[0.5]], np.float32))[0] for _ in range(3)][-1]
+    after = [env.step(np.array([[0.5], [-0.5]], np.float32))[0] for _ in range(3)][-1]
     again = [twin.step(np.array([[0.5]], np.float32))[0] for _ in range(3)][-1]
     found[obs] = {
         "shape": list(first.shape), "dtype": str(first.dtype), "std": float(first.std()),
@@ -168,10 +167,8 @@ RESUMED = """
 from pathlib import Path
 from tests.stub_agent import training_record
 from tests.test_pixels import PARTS, run_config
-from forethought.training.evaluate import Evaluator
 from forethought.training.loop import resume_run, train_run
 
-Evaluator.agent = lambda self, *agent, **polls: self.random(**polls)  # which draws nothing
 place = Path(PLACE)
 task, seen = "dmc:cartpole-balance", {"obs": "plain_pixels", "seed_steps": 12}
 seen["max_episode_steps"] = 6  # a picture takes longer than all else
@@ -196,9 +193,9 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_control_tasks_are_drawn_once_per_decision_and_the_same_in_workers(drawn: Any) -> None:
     for obs in ("pixels", "plain_pixels"):
         seen = drawn[obs]
-        assert (seen["shape"], seen["dtype"]) == ([1, 64, 64, 3], "uint8")
+        assert (seen["shape"], seen["dtype"]) == ([2, 64, 64, 3], "uint8")
         assert seen["std"] > 5 and seen["equal"] and seen["moved"]
-        assert (seen["drawn"], seen["repeat"]) == (3, 2)  # 3 decisions of 2 frames
+        assert (seen["drawn"], seen["repeat"]) == (6, 2)  # 2 environments, 3 decisions of 2 frames
     assert drawn["pixels"]["first"] != drawn["plain_pixels"]["first"]  # shadows
 
 

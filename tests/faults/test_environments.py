@@ -138,17 +138,16 @@ RESET = "reset must return (observation, info)"
 STEP = "step must return (observation, reward, terminated, truncated, info)"
 
 
+@BOTH
 @pytest.mark.parametrize(
-    ("workers", "how", "problem"),
+    ("how", "problem"),
     [
-        (False, "reset-obs", f"one ndarray from its reset, but {RESET}"),
-        (True, "reset-tuple", f"a ndarray as the last value from its reset, but {RESET}"),
-        (False, "reset-tuple", f"a ndarray as the last value from its reset, but {RESET}"),
-        (False, "reset-info", f"a None as the last value from its reset, but {RESET}"),
-        (False, "step-obs", f"one ndarray from step 2, but {STEP}"),
-        (True, "step-four", f"4 values from step 2, but {STEP}"),
-        (False, "step-four", f"4 values from step 2, but {STEP}"),
-        (False, "step-info", f"a None as the last value from step 2, but {STEP}"),
+        ("reset-obs", f"one ndarray from its reset, but {RESET}"),
+        ("reset-tuple", f"a ndarray as the last value from its reset, but {RESET}"),
+        ("reset-info", f"a None as the last value from its reset, but {RESET}"),
+        ("step-obs", f"one ndarray from step 2, but {STEP}"),
+        ("step-four", f"4 values from step 2, but {STEP}"),
+        ("step-info", f"a None as the last value from step 2, but {STEP}"),
     ],
 )
 def test_case_13_the_api_of_old_gym_is_answered_by_what_must_be_returned(workers, how, problem):
