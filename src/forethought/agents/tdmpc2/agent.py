@@ -229,8 +229,8 @@ class TDMPC2(Agent):
         return found.table(source)
 
     def learn_from(self, datasets: Sequence[Dataset], storage: Any = "mapped") -> None:
-        require(not self.config.past_ends, "agent.past_ends", True, "false: recorded data is drawn "
-                "in whole slices")  # fmt: skip
+        rule = "false: recorded data is drawn in whole slices"
+        require(not self.config.past_ends, "agent.past_ends", True, rule)
         self.replay = OfflineReplay(
             datasets,
             self.spec,

@@ -60,6 +60,11 @@ class TensorBatch:
     task: Tensor | None = None  # [B], which of several tasks each slice is of
     present: Tensor | None = None  # [T+1, B], 1 until the episode has terminated; None: all count
 
+    @property
+    def steps(self) -> Tensor | None:
+        """Which steps count [T, B]: those that begin in a state that is present."""
+        return None if self.present is None else self.present[:-1]
+
 
 def until_the_end(terminated: Tensor) -> Tensor:
     """[T, B] -> [T+1, B]: 1 for the states before an episode has terminated, 0 from then on."""
@@ -109,8 +114,7 @@ class Learner:
         total.backward()  # type: ignore[no-untyped-call]
         norm = clip_gradients(self.model_parameters, self.config.grad_clip_norm)
         metrics = {name: loss.item() for name, loss in losses.items()}
-        steps = None if batch.present is None else batch.present[:-1]
-        metrics |= {"grad_norm": norm, "td_target_mean": mean_of(y, steps).item()}
+        metrics |= {"grad_norm": norm, "td_target_mean": mean_of(y, batch.steps).item()}
         # The targets too: two-hot clamps an infinite one into a finite loss.
         if not all(
             math.isfinite(metrics[k]) for k in ("total_loss", "grad_norm", "td_target_mean")
@@ -165,7 +169,7 @@ class Learner:
             latents.append(z)
         before, after = torch.stack(latents[:-1]), torch.stack(latents[1:])  # [T, B, Z]
 
-        steps = None if batch.present is None else batch.present[:-1]  # [T, B]
+        steps = batch.steps
         difference = model.state_of(after) - model.state_of(next_z)
         consistency = self.over_time((difference**2).mean(-1), steps)
         reward_logits = model.reward(before, batch.action)  # [T, B, K]
