@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -23,8 +24,8 @@ from forethought.training import telling
 from forethought.training.build import seed_phase
 from forethought.training.device import resolve_device
 from forethought.training.loop import train_run
-from tests.stub_agent import give_scores, register, stub_run, training_record
-from tests.stubs import FaultyEnv
+from tests.stub_agent import StubAgent, give_scores, register, stub_run, training_record
+from tests.stubs import CounterEnv, FaultyEnv
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,26 @@ def test_a_run_leaves_exact_counts(tmp_path):
     ]
     about = RunDirectory.open(run.path).run_json
     assert about["status"] == "done" and about["random_score"] == run.random_score
+
+
+@pytest.mark.parametrize(
+    ("length", "truncates", "terminated"),
+    [(30, False, True), (30, True, False), (99, False, False)],
+)
+def test_replay_is_told_how_an_episode_ended(tmp_path, monkeypatch, length, truncates, terminated):
+    """By itself, or at its own limit or the run's: a limit told as an end cuts the bootstrap."""
+    spec = EnvSpec("stub/Counter-v0", CounterEnv, kwargs={"length": length, "truncates": truncates})
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    stored, store = [], StubAgent.store_transition
+
+    def listen(agent: StubAgent, row: dict[str, Any], env_index: int = 0) -> None:
+        stored.append((row["terminated"], row["truncated"]))
+        store(agent, row, env_index)
+
+    monkeypatch.setattr(StubAgent, "store_transition", listen)
+    train_run(stub_run(f"gym:{spec.id}", steps=60), tmp_path / "run")
+    episode = [(False, False)] * 30 + [(terminated, not terminated)]
+    assert stored[:62] == episode * 2
 
 
 def test_only_a_burst_of_updates_is_a_phase(tmp_path, monkeypatch):
