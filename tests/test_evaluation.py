@@ -18,6 +18,7 @@ from forethought.envs.episodes import (
 )
 from forethought.files import FileError
 from forethought.seeding import Streams
+from forethought.training.build import load_agent
 from forethought.training.evaluate import (
     EvalResult,
     Evaluator,
@@ -181,8 +182,9 @@ def test_a_run_is_evaluated_from_its_latest_best_or_named_checkpoint(tmp_path):
     run = train_run(stub_run(steps=200), tmp_path / "run")
     results = {
         which: evaluate_target(str(run.path), checkpoint=which, episodes=2)
-        for which in ("latest", "best", "200", "100")
+        for which in ("latest", "best", "200", "100", 100)
     }
+    assert results[100] == results["100"]  # from Python a step is a number
     assert results["latest"].returns == results["200"].returns == results["best"].returns
     assert results["latest"].returns != results["100"].returns
     assert results["latest"].policy == "stub"
@@ -199,6 +201,7 @@ def test_a_run_is_evaluated_from_its_latest_best_or_named_checkpoint(tmp_path):
         evaluate_target(str(run.path), checkpoint="150")
     with pytest.raises(ConfigError, match="must be latest, best or a step"):
         evaluate_target(str(run.path), checkpoint="newest")
+    assert load_agent(run.path, checkpoint=100).updates == 60
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def evaluate(
     policy: str | None = None,
     episodes: int | None = None,
     protocol: str | None = None,
-    checkpoint: str | None = None,
+    checkpoint: str | int | None = None,
     seed: int | None = None,
     device: str | None = None,
 ) -> EvalResult:
@@ -165,7 +165,7 @@ def load(
     run: str | Path | Run,
     for_acting: bool = True,
     *,
-    checkpoint: str = "latest",
+    checkpoint: str | int = "latest",
     device: str = "auto",
 ) -> Agent:
     """The agent of a run, from its "latest" or "best" checkpoint or that of a number of steps.

@@ -148,7 +148,7 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
 def load_agent(
     path: str | Path,
     *,
-    checkpoint: str = "latest",
+    checkpoint: str | int = "latest",
     for_acting: bool = True,
     device: str = "auto",
 ) -> Agent:

@@ -122,9 +122,10 @@ class Checkpoints:
         reason = f" {' '.join(skipped)}" if skipped else ""
         raise FileError(f"{self.folder} holds no complete checkpoint.{reason} Train anew.")
 
-    def find(self, which: str) -> tuple[Path, list[str]]:
+    def find(self, which: str | int) -> tuple[Path, list[str]]:
         """The folder of `latest`, `best` or a number of agent steps, verified; for acting, so
         replay blocks do not matter. With it, a sentence for each that was skipped, also told."""
+        which = str(which)
         if which == "latest":
             path, skipped = files.newest_verified(self.folder, self._check_playable)
             for reason in skipped:

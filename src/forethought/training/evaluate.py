@@ -388,7 +388,7 @@ def evaluate_target(
     policy: str | None = None,
     episodes: int | None = None,
     protocol: str | None = None,
-    checkpoint: str | None = None,
+    checkpoint: str | int | None = None,
     seed: int | None = None,
     device: str | None = None,
     tell: Tell | None = None,
@@ -422,7 +422,7 @@ def evaluate_target(
         for key, value in (("checkpoint", checkpoint), ("device", device)):
             rule = "left out: it has no effect on random play"
             conf.require(value is None, key, value, rule)
-    which = checkpoint or "latest"
+    which = "latest" if checkpoint is None else str(checkpoint)
     if protocol is not None:
         rule = f"left out: the protocol {protocol} decides it"
         conf.require(episodes is None, "episodes", episodes, rule)
