@@ -131,6 +131,7 @@ def test_events_become_warnings_once_per_kind(tmp_path):
     run.event("gradient-norm", message="grad_norm is 1500.")
     run.event("gradient-norm", message="grad_norm is 1600.")
     run.event("evaluation-episodes-failed", reasons=["the wheel came off"])
+    run.event("video", file="step-000000100.mp4")  # all is well: nothing to be warned of
     assert read_run(run.path).warnings == (
         "gradient-norm (2 times): grad_norm is 1600.",
         "evaluation-episodes-failed: the wheel came off",

@@ -70,11 +70,17 @@ def test_odd_sides_become_even_and_small_pictures_large(tmp_path):
     assert frame(path, 0).shape == (330, 500, 3)  # ten times: the first factor that reaches 320
 
 
-def test_a_gif_drops_pictures_rather_than_time(tmp_path):
-    path = write(tmp_path / "a.gif", count=10, fps=50)
+@pytest.mark.parametrize(
+    ("fps", "given", "kept", "milliseconds"),
+    # The last three cannot be shown as they are: the format counts in hundredths of a second.
+    [(50, 10, 5, 40), (20, 4, 4, 50), (30, 90, 75, 40), (15, 30, 28, 70), (60, 60, 25, 40)],
+)
+def test_a_gif_drops_pictures_rather_than_time(tmp_path, fps, given, kept, milliseconds):
+    path = write(tmp_path / "a.gif", count=given, fps=fps)
     with imageio.get_reader(path) as reader:
-        assert len(reader) == 5  # every second one
-        assert reader.get_meta_data()["duration"] == 40  # milliseconds
+        assert len(reader) == kept
+        assert reader.get_meta_data()["duration"] == milliseconds
+    assert kept * milliseconds / 1000 == pytest.approx(given / fps, abs=milliseconds / 1000)
 
 
 def test_a_caption_stands_below_the_picture_and_shrinks_to_fit(tmp_path):

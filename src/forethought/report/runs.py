@@ -20,7 +20,7 @@ from forethought.tracking.csv_file import read_rows
 from forethought.tracking.run_directory import NoRun, RunDirectory
 
 QUIET = frozenset(
-    {"started", "about", "resumed", "done", "running", "interrupted", "checkpoint-size"}
+    {"started", "about", "resumed", "done", "running", "interrupted", "checkpoint-size", "video"}
 )
 """Events of a run that goes as it should; whether it is interrupted, its status says."""
 LAST_EPISODES = 10

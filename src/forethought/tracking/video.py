@@ -30,8 +30,9 @@ Picture = NDArray[np.uint8]
 SUFFIXES = (".mp4", ".gif")
 LEAST_SIDE = 320
 """Pixels that the shorter side has at least; smaller pictures are enlarged by a whole factor."""
-GIF_FPS = 25.0
-"""A GIF has no more frames per second: it is large, and many viewers show no more than 50."""
+GIF_FPS = 25
+"""A GIF has no more frames per second: it is large, and many viewers show no more than 50. Each
+stays for a whole number of hundredths of a second, which is all that the format can say."""
 PREVIEW_SECONDS = 120.0
 FONT_SIZES = (15, 13, 11, 9)
 INK, PAPER = (235, 235, 235), (24, 26, 30)
@@ -69,7 +70,8 @@ def write_video(path: Path, fps: float) -> Iterator[Callable[[Picture, Sequence[
     import imageio.v2 as imageio
 
     gif = path.suffix.lower() == ".gif"
-    every = math.ceil(fps / GIF_FPS) if gif else 1
+    hundredths = math.ceil(100 / min(fps, GIF_FPS))
+    every = hundredths * fps / 100 if gif else 1.0  # pictures given for each one kept
     options: dict[str, Any] = {
         "fps": fps,
         "codec": "libx264",
@@ -79,13 +81,14 @@ def write_video(path: Path, fps: float) -> Iterator[Callable[[Picture, Sequence[
         "output_params": ["-movflags", "+faststart"],  # a browser plays it before it has it all
     }
     if gif:
-        options = {"duration": 1000.0 * every / fps, "loop": 0}
+        options = {"duration": 10 * hundredths, "loop": 0}
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
-    count = 0
+    count = kept = 0
 
     def add(picture: Picture, lines: Sequence[str] = ()) -> None:
-        nonlocal count
-        if count % every == 0:
+        nonlocal count, kept
+        if count >= kept * every:
+            kept += 1
             with _failing_as_video(path):
                 writer.append_data(_even(_captioned(_enlarged(picture), lines)))
         count += 1

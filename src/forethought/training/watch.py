@@ -144,7 +144,7 @@ def _require_window(task: str, path: Path) -> None:
     run = shlex.quote(str(path))
     instead = f"write a video instead: forethought watch {run} --video agent.mp4"
     screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    if not screen:
-        raise ConfigError(f"There is no screen to show {task} on; {instead}")
     if not task.startswith("gym:"):
         raise ConfigError(f"Only gym: tasks can be shown in a window, not {task}; {instead}")
+    if not screen:
+        raise ConfigError(f"There is no screen to show {task} on; {instead}")
