@@ -35,6 +35,8 @@ def at_once(jobs: int, learn: Callable[[Work], Found], work: Sequence[Work]) -> 
     with ThreadPoolExecutor(jobs) as pool:
         try:
             return list(pool.map(one, work))
+        except KeyboardInterrupt:
+            raise SystemExit("Interrupted; the same command goes on where this stopped.") from None
         finally:
             stop.set()
 
@@ -59,6 +61,7 @@ def forethought(*arguments: str, log: Path | None = None) -> str:
 def train_or_resume(run: Path, *training: str, resuming: tuple[str, ...] = ()) -> None:
     """A run that is there goes on (or is complete), another begins."""
     log = run.with_name(f"{run.name}.log")
+    print(f"{run.name}: its progress is in {log}", flush=True)
     if (run / "run.json").exists():
         forethought("resume", str(run), *resuming, log=log)
     else:

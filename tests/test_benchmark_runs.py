@@ -36,3 +36,11 @@ def test_no_run_begins_after_one_was_stopped(at_once):
     with pytest.raises(SystemExit, match="run 1 was stopped"):
         at_once(2, learn, [1, 2, 3, 4, 5])
     assert sorted(begun) == [1, 2]
+
+
+def test_ctrl_c_ends_in_a_sentence(at_once):
+    def learn(number):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="the same command goes on where this stopped"):
+        at_once(2, learn, [1, 2, 3])

@@ -338,6 +338,16 @@ def test_evaluate_says_why_episodes_failed(rooms, capsys, monkeypatch):
     ]
 
 
+def test_a_long_name_stands_apart_from_its_number(rooms, capsys, monkeypatch):
+    found = {"episodes": 1, "return_mean": 3.0, "human_normalised": -0.0173611}
+    monkeypatch.setattr(FakeResult, "statistics", lambda self: dict(found))
+    assert main(["evaluate", TASK]) == 0
+    assert capsys.readouterr().out.splitlines()[1:3] == [
+        "  return_mean               3",
+        "  human_normalised -0.0173611",
+    ]
+
+
 def test_evaluate_shows_a_live_status_only_in_a_terminal(rooms, capsys, monkeypatch):
     assert main(["evaluate", TASK]) == 0
     assert capsys.readouterr().err == ""

@@ -244,7 +244,8 @@ def _summary(result: EvalResult) -> str:
     played = found.pop("episodes")
     lines = [f"{result.task}, {result.player}, {played} {'episode' if played == 1 else 'episodes'}"]
     shown = {key: value for key, value in found.items() if value is not None}
-    lines += [f"  {key:<14}{value:>10.6g}" for key, value in shown.items()]
+    width = max(14, *(len(key) + 1 for key in shown))
+    lines += [f"  {key:<{width}}{value:>10.6g}" for key, value in shown.items()]
     if result.tasks:
         lines += ["", f"  {'':<32}{'return_mean':>12}{'normalised_score':>18}"]
         for task, own in (*result.by_task().items(), ("all", result)):
