@@ -13,6 +13,7 @@ from torch import Tensor
 
 from forethought.agents.tdmpc2 import TDMPC2, TDMPC2Config
 from forethought.agents.tdmpc2.config import NStep, OneStep, TDLambda
+from forethought.agents.tdmpc2.discounts import snapshot
 from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.agents.tdmpc2.update import TensorBatch, until_the_end
 from forethought.config import ConfigError, EpisodeReplayConfig, TransitionReplayConfig
@@ -52,11 +53,22 @@ def test_present_is_every_state_before_the_end():
     assert until_the_end(terminated).T.tolist() == [[1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]]
 
 
-@pytest.mark.parametrize("returns", [OneStep(), NStep(3), TDLambda(0.9)])
-def test_what_lies_past_an_end_changes_nothing(returns: Any) -> None:
+AUXILIARY = MultiGammaConfig(True, ("primary", 0.9, 0.97), debug_logging=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"returns": OneStep()},
+        {"returns": NStep(3)},
+        {"returns": TDLambda(0.9)},
+        {"multi_gamma": AUXILIARY},
+    ],
+)
+def test_what_lies_past_an_end_changes_nothing(options: Any) -> None:
     learned = []
     for junk in (0, 1):
-        one = agent(returns=returns)
+        one = agent(**options)
         metrics = one.learner.update(slices(one, junk), one.draw_noise())
         metrics.pop("q_max")  # of all imagined states
         learned.append((metrics, one.state()[1]))
@@ -68,11 +80,15 @@ def test_what_lies_past_an_end_changes_nothing(returns: Any) -> None:
 
 def test_what_lies_before_it_counts_as_in_a_slice_of_its_own() -> None:
     """Slice by slice and step by step; a step's weight does not depend on how many follow."""
-    one = agent()
+    one = agent(multi_gamma=AUXILIARY)
+    assert one.model.aux_value is not None
+    for weight in one.model.aux_value.parameters():  # which are 0 at first
+        torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(0))
     batch, noise = slices(one), one.draw_noise()
     next_z, y, value = one.learner.targets(batch, noise)
     losses, _ = one.learner.model_losses(batch, next_z, y, value, noise)
     names = ("consistency_loss", "reward_loss", "value_loss")
+    names += ("aux_value_ce/g0.9", "aux_value_ce/g0.97")
     expected = dict.fromkeys(names, 0.0)
     ending = 0.0
     for b, length in enumerate(LENGTHS):
@@ -90,6 +106,34 @@ def test_what_lies_before_it_counts_as_in_a_slice_of_its_own() -> None:
         ending += alone["termination_loss"].item() * length / sum(LENGTHS)
     assert {name: losses[name].item() for name in names} == pytest.approx(expected, rel=1e-5)
     assert losses["termination_loss"].item() == pytest.approx(ending, rel=1e-5)
+
+
+def test_snapshots_show_and_count_what_lies_before_the_end() -> None:
+    one = agent(multi_gamma=AUXILIARY)
+    assert one.model.aux_value is not None and one.learner.auxiliary is not None
+    for weight in one.model.aux_value.parameters():
+        torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    batch = slices(one)
+    z, value = torch.rand(3, 8, TINY.latent_dim or 0), torch.rand(3, 8)
+    given = (batch.reward, batch.terminated, value, batch.steps)
+    found = snapshot(one.learner.auxiliary, z, *given)
+    examples = found["examples"]
+    assert [len(example["reward"]) for example in examples] == LENGTHS
+    assert [len(example["bootstrap"]) for example in examples] == LENGTHS
+    for gamma in ("g0.9", "g0.97"):
+        own, steps = found["per_gamma"][gamma], [example[gamma] for example in examples]
+        assert [len(step["target"]) for step in steps] == LENGTHS
+        errors = [error for step in steps for error in step["abs_error"]]
+        predicted = [number for step in steps for number in step["prediction"]]
+        targets = [number for step in steps for number in step["target"]]
+        assert own["mae"] == pytest.approx(np.mean(errors), rel=1e-5)
+        assert own["rmse"] == pytest.approx(np.sqrt(np.mean(np.square(errors))), rel=1e-5)
+        assert own["prediction_mean"] == pytest.approx(np.mean(predicted), rel=1e-5)
+        assert own["prediction_std"] == pytest.approx(np.std(predicted), rel=1e-4)
+        assert own["target_mean"] == pytest.approx(np.mean(targets), rel=1e-5)
+        rho = CONFIG.rho ** np.arange(3)
+        counting = [sum(length > t for length in LENGTHS) / len(LENGTHS) for t in range(3)]
+        assert own["ce"] == pytest.approx(np.mean(rho * own["ce_per_step"] * counting), rel=1e-5)
 
 
 def test_the_policy_is_moved_by_states_before_the_end_alone() -> None:
@@ -140,8 +184,6 @@ def test_it_is_refused_where_it_cannot_be() -> None:
             )  # fmt: skip
     with pytest.raises(ConfigError, match=r"agent\.past_ends needs slices drawn per transition"):
         _ = agent(EpisodeReplayConfig).replay
-    with pytest.raises(ConfigError, match=r"agent\.past_ends .*auxiliary discounts"):
-        TDMPC2Config(past_ends=True, multi_gamma=MultiGammaConfig(True, ("primary", 0.9)))
     with pytest.raises(ConfigError, match=r"agent\.past_ends"):
         TDMPC2Config(past_ends=True, episodic=False)
     with pytest.raises(ConfigError, match=r"agent\.past_ends .*whole slices"):

@@ -120,6 +120,16 @@ def lambda_returns(
     return y
 
 
+def mean_of(x: Tensor, present: Tensor | None) -> Tensor:
+    """The mean of what is present."""
+    return x.mean() if present is None else (x * present).sum() / present.sum()
+
+
+def std_of(x: Tensor, present: Tensor | None) -> Tensor:
+    """The population standard deviation of what is present."""
+    return mean_of((x - mean_of(x, present)) ** 2, present).sqrt()
+
+
 def percentile_range(x: Tensor, low: float = 0.05, high: float = 0.95) -> Tensor:
     """The distance between two percentiles, linearly interpolated, over all entries."""
     ends = torch.quantile(x.flatten(), torch.tensor((low, high), dtype=x.dtype, device=x.device))

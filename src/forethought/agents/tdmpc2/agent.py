@@ -303,7 +303,12 @@ class TDMPC2(Agent):
             z0 = self.model.encode(first, noise.shift_at(0))  # [B, Z]
             zs = self.model.rollout_dynamics_multi_step(z0, tensors.action).latents  # [T+1, B, Z]
             shown = discounts.snapshot(
-                self.learner.auxiliary, zs[:-1], tensors.reward, tensors.terminated, value
+                self.learner.auxiliary,
+                zs[:-1],
+                tensors.reward,
+                tensors.terminated,
+                value,
+                tensors.steps,
             )
         about = {"agent_steps": agent_steps, "updates": self.updates, "primary_gamma": self.gamma}
         return {"multi_gamma": about | shown}

@@ -420,8 +420,6 @@ class TDMPC2Config:
         chosen = k is None or self.q_target in (None, "max")
         check("q_target_top_k", chosen, f"left out: agent.q_target is {self.q_target}")
         refuse_idle(self, "agent")
-        alone = not (self.past_ends and self.multi_gamma.enabled)
-        check("past_ends", alone, "false: auxiliary discounts learn from whole slices")
         if self.gamma is not None:
             self.multi_gamma.check_primary(self.gamma, "which is agent.gamma")
         if isinstance(self.returns, NStep):

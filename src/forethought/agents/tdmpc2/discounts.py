@@ -13,6 +13,7 @@ Shapes: T horizon, B batch, Z latent, K bins, n auxiliary discounts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.files import FileError
-from forethought.maths import TwoHot
+from forethought.maths import TwoHot, mean_of, std_of
 
 if TYPE_CHECKING:
     from forethought.agents.tdmpc2.config import TDMPC2Config
@@ -129,35 +130,47 @@ class AuxiliaryLoss:
         return cls(heads, options, gammas, rho[:-1], model.two_hot, model.decode)
 
     def __call__(
-        self, z: Tensor, reward: Tensor, terminated: Tensor, value: Tensor
+        self,
+        z: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        value: Tensor,
+        present: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """loss_weight * sum_i (1/T) sum_t rho^t CE_i at z_0 .. z_{T-1} [T, B, Z], and the metrics.
 
-        `value` is V(x_{t+1}) [T, B] of the primary target, without gradient.
+        `value` is V(x_{t+1}) [T, B] of the primary target, without gradient; `present` [T, B] says
+        which steps count, as in the primary loss.
         """
         logits = self.heads(z)  # [T, B, n, K]
         y = auxiliary_targets(reward, terminated, value, self.gammas)  # [T, B, n]
-        ce = self.over_time(self.two_hot.cross_entropy(logits, y))  # [n]
+        ce = self.over_time(self.two_hot.cross_entropy(logits, y), present)  # [n]
         with torch.no_grad():
-            predicted = self.decode(logits).flatten(0, 1)  # [T * B, n]
-            seen = (ce, predicted.mean(0), predicted.std(0, correction=0))
-            values = [scalar for found in seen for scalar in found.unbind()]
+            predicted = self.decode(logits).unbind(-1)  # n of [T, B]
+            means, stds = ([of(x, present) for x in predicted] for of in (mean_of, std_of))
+            values = [*ce.unbind(), *means, *stds]
             metrics = dict(zip(metric_names(self.heads.gammas), [*values, ce.mean()], strict=True))
         return self.config.loss_weight * ce.sum(), metrics
 
-    def over_time(self, loss: Tensor) -> Tensor:
+    def over_time(self, loss: Tensor, present: Tensor | None = None) -> Tensor:
         """[T, B, n] -> [n]: mean over the batch, then (1/T) sum of rho^t."""
-        return (self.rho.unsqueeze(-1) * loss.mean(1)).mean(0)
+        loss = loss if present is None else loss * present.unsqueeze(-1)
+        return (self.rho[: len(loss)].unsqueeze(-1) * loss.mean(1)).mean(0)
 
 
 def snapshot(
-    loss: AuxiliaryLoss, z: Tensor, reward: Tensor, terminated: Tensor, value: Tensor
+    loss: AuxiliaryLoss,
+    z: Tensor,
+    reward: Tensor,
+    terminated: Tensor,
+    value: Tensor,
+    present: Tensor | None = None,
 ) -> dict[str, Any]:
     """What the heads predict at z [T, B, Z] and what they should; JSON-able, bounded.
 
     Statistics are over all slices. Of the first few slices it shows targets and predictions of
-    every step and the predicted distribution of the first; with `debug_logging` of more slices,
-    and what these numbers are made of.
+    every step (those that are `present` [T, B] alone) and the predicted distribution of the first;
+    with `debug_logging` of more slices, and what these numbers are made of.
     """
     config, heads, slices = loss.config, loss.heads, z.shape[1]
     logits = heads(z)  # [T, B, n, K]
@@ -166,19 +179,27 @@ def snapshot(
     y = auxiliary_targets(reward, terminated, value, loss.gammas)  # [T, B, n]
     ce = loss.two_hot.cross_entropy(logits, y)  # [T, B, n]
     predicted = loss.decode(logits)  # [T, B, n]
-    shown = slice(min(config.log_num_examples, slices if config.debug_logging else FEW))
-    examples = [{"reward": rewards} for rewards in reward[:, shown].T.tolist()]
+    number = min(config.log_num_examples, slices if config.debug_logging else FEW, slices)
+    counting = torch.ones_like(reward) if present is None else present
+    steps = [slice(int(count)) for count in counting[:, :number].sum(0).tolist()]
+    examples: list[dict[str, Any]] = [
+        {"reward": reward[own, b].tolist()} for b, own in enumerate(steps)
+    ]
     if config.debug_logging:
-        for example, scalars in zip(examples, bootstrap[:, shown].T.tolist(), strict=True):
-            example["bootstrap"] = scalars
+        for b, own in enumerate(steps):
+            examples[b]["bootstrap"] = bootstrap[own, b].tolist()
     per_gamma = {}
     for i, gamma in enumerate(heads.gammas):
-        per_gamma[label(gamma)] = _statistics(predicted[..., i], y[..., i])
-        per_gamma[label(gamma)]["ce"] = loss.over_time(ce)[i].item()
+        per_gamma[label(gamma)] = _statistics(predicted[..., i], y[..., i], present)
+        per_gamma[label(gamma)]["ce"] = loss.over_time(ce, present)[i].item()
         if config.debug_logging:
-            per_gamma[label(gamma)]["ce_per_step"] = ce[..., i].mean(1).tolist()
+            per_step = ((ce[..., i] * counting).sum(1) / counting.sum(1)).tolist()
+            per_gamma[label(gamma)]["ce_per_step"] = [
+                x if math.isfinite(x) else None for x in per_step
+            ]
         for b, example in enumerate(examples):
-            at = (predicted[:, b, i], y[:, b, i], logits[:, b, i].softmax(-1))
+            own = steps[b]
+            at = (predicted[own, b, i], y[own, b, i], logits[own, b, i].softmax(-1))
             example[label(gamma)] = _example(*at)
             if config.debug_logging:
                 example[label(gamma)] |= _details(loss.two_hot, *at[1:])
@@ -193,15 +214,15 @@ def snapshot(
     }
 
 
-def _statistics(predicted: Tensor, y: Tensor) -> dict[str, Any]:
+def _statistics(predicted: Tensor, y: Tensor, present: Tensor | None) -> dict[str, Any]:
     """Of one discount over all steps and slices [T, B]."""
     error = predicted - y
     return {
-        "mae": error.abs().mean().item(),
-        "rmse": (error**2).mean().sqrt().item(),
-        "prediction_mean": predicted.mean().item(),
-        "prediction_std": predicted.std(correction=0).item(),
-        "target_mean": y.mean().item(),
+        "mae": mean_of(error.abs(), present).item(),
+        "rmse": mean_of(error**2, present).sqrt().item(),
+        "prediction_mean": mean_of(predicted, present).item(),
+        "prediction_std": std_of(predicted, present).item(),
+        "target_mean": mean_of(y, present).item(),
     }
 
 

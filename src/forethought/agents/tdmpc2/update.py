@@ -21,7 +21,13 @@ from forethought.agents.tdmpc2.config import NStep, TDLambda, TDMPC2Config
 from forethought.agents.tdmpc2.discounts import AuxiliaryLoss
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import UpdateNoise
-from forethought.maths import RunningScale, lambda_returns, n_step_returns, one_step_returns
+from forethought.maths import (
+    RunningScale,
+    lambda_returns,
+    mean_of,
+    n_step_returns,
+    one_step_returns,
+)
 from forethought.nets.optimisers import clip_gradients
 from forethought.spaces.nested import Tree, index
 
@@ -70,11 +76,6 @@ def until_the_end(terminated: Tensor) -> Tensor:
     """[T, B] -> [T+1, B]: 1 for the states before an episode has terminated, 0 from then on."""
     going_on = torch.cat([torch.ones_like(terminated[:1]), 1 - terminated])
     return going_on.cumprod(0)
-
-
-def mean_of(x: Tensor, present: Tensor | None) -> Tensor:
-    """The mean of what is present."""
-    return x.mean() if present is None else (x * present).sum() / present.sum()
 
 
 class Learner:
@@ -194,7 +195,7 @@ class Learner:
             losses["termination_loss"] = ending
             total = total + config.termination_coef * ending
         if self.auxiliary is not None:
-            aux, seen = self.auxiliary(before, batch.reward, batch.terminated, value)
+            aux, seen = self.auxiliary(before, batch.reward, batch.terminated, value, steps)
             losses |= seen
             total = total + aux
         with torch.no_grad():
