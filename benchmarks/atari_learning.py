@@ -31,7 +31,7 @@ def learn(seed: int, options: argparse.Namespace) -> dict[str, Any]:
         run, "dqn", options.task, "--preset", PRESET, "--steps", str(options.steps), "--seed",
         str(seed), "--env.num_envs", "8", "--replay.capacity_rows", str(max(options.steps, 10_000)),
         "--train.threads", "1", "--train.checkpoint_every_agent_steps", "25000",
-        "--eval.every_agent_steps", "25000", "--eval.episodes", "5", "--track.no_console",
+        "--eval.every_agent_steps", "25000", "--eval.episodes", "5",
     )  # fmt: skip
     return outcome(run, seed, options.episodes)
 

@@ -32,7 +32,7 @@ def learn(member: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     run = options.out / f"{member}-seed{seed}"
     presets = [word for name in MEMBERS[member] for word in ("--preset", name)]
     length = ["--steps", str(options.steps)] if options.steps else []
-    train_or_resume(run, "dqn", TASK, *presets, *length, "--seed", str(seed), "--track.no_console")
+    train_or_resume(run, "dqn", TASK, *presets, *length, "--seed", str(seed))
     return outcome(run, seed, options.episodes)
 
 

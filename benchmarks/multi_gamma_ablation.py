@@ -26,7 +26,7 @@ from forethought.files import read_json
 from forethought.report.statistics import area_under_curve
 from forethought.tracking import RunDirectory, read_rows
 from results import write
-from runs import at_once, curve, forethought
+from runs import at_once, curve, forethought, train_or_resume
 from tdmpc2_speed import auxiliary_overhead, small
 
 TASKS = ("dmc:cartpole-swingup", "dmc:reacher-easy")
@@ -42,20 +42,16 @@ T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 def learn(task: str, variant: str, seed: int, options: argparse.Namespace) -> dict[str, Any] | None:
     """One run and what the report needs of it; None where it is to be reported but is not done."""
     run = options.out / f"{task.replace(':', '-')}-{variant}-seed{seed}"
-    log, steps = options.out / f"{run.name}.log", str(options.steps)
-    exists = (run / "run.json").exists()
-    if options.report:
-        if not exists or RunDirectory.open(run).run_json["status"] != "done":
-            return None
-    elif exists:
-        forethought("resume", str(run), "--steps", steps, log=log)
-    else:
-        forethought(
-            "train", "tdmpc2", task, "--preset", "tdmpc2_small",
-            "--preset", f"multi_gamma_{variant}", "--seed", str(seed), "--steps", steps,
+    steps = ("--steps", str(options.steps))
+    if not options.report:
+        train_or_resume(
+            run, "tdmpc2", task, "--preset", "tdmpc2_small",
+            "--preset", f"multi_gamma_{variant}", "--seed", str(seed), *steps,
             "--eval.every_agent_steps", str(options.eval_every),
-            "--eval.episodes", str(options.eval_episodes), "--out", str(run), log=log,
+            "--eval.episodes", str(options.eval_episodes), resuming=steps,
         )  # fmt: skip
+    elif not (run / "run.json").exists() or RunDirectory.open(run).run_json["status"] != "done":
+        return None
     return facts_of(run, options) | {"task": task, "variant": variant, "seed": seed}
 
 

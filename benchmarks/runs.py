@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forethought import files
 from forethought.tracking import RunDirectory, read_rows
 
 Work = TypeVar("Work")
@@ -32,13 +34,17 @@ def at_once(jobs: int, learn: Callable[[Work], Found], work: Sequence[Work]) -> 
             stop.set()
             raise
 
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            return list(pool.map(one, work))
-        except KeyboardInterrupt:
-            raise SystemExit("Interrupted; the same command goes on where this stopped.") from None
-        finally:
-            stop.set()
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        return list(pool.map(one, work))
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one is for the runs, which have it
+        # Said before the runs under way, which save now, have ended.
+        print("Interrupted: saving. The same command resumes what was under way.", flush=True)
+        raise SystemExit(130) from None
+    finally:
+        stop.set()
+        pool.shutdown()
 
 
 def forethought(*arguments: str, log: Path | None = None) -> str:
@@ -61,10 +67,12 @@ def forethought(*arguments: str, log: Path | None = None) -> str:
 def train_or_resume(run: Path, *training: str, resuming: tuple[str, ...] = ()) -> None:
     """A run that is there goes on (or is complete), another begins."""
     log = run.with_name(f"{run.name}.log")
-    print(f"{run.name}: its progress is in {log}", flush=True)
-    if (run / "run.json").exists():
+    print(f"{run.name}: {log} tells how far it is", flush=True)
+    if files.published(run / "checkpoints"):
         forethought("resume", str(run), *resuming, log=log)
     else:
+        if (run / "run.json").exists():  # ended before its first checkpoint: there is nothing in it
+            files.remove(run)
         forethought("train", *training, "--out", str(run), log=log)
 
 

@@ -59,7 +59,7 @@ def ours(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[
     config = settings(agent, task, options.steps or STEPS[task])
     run = options.out / f"ours-{agent}-{task.replace(':', '-')}-seed{seed}"
     train_or_resume(
-        run, agent, task, "--seed", str(seed), "--steps", str(config.steps), "--track.no_console",
+        run, agent, task, "--seed", str(seed), "--steps", str(config.steps),
         "--preset", preset(agent, task), "--train.threads", "1",
         "--train.seed_agent_steps", str(config.train.seed_agent_steps),
         "--eval.every_agent_steps", str(config.eval.every_agent_steps), "--eval.episodes", "5",

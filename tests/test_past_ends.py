@@ -16,7 +16,12 @@ from forethought.agents.tdmpc2.config import NStep, OneStep, TDLambda
 from forethought.agents.tdmpc2.discounts import snapshot
 from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.agents.tdmpc2.update import TensorBatch, until_the_end
-from forethought.config import ConfigError, EpisodeReplayConfig, TransitionReplayConfig
+from forethought.config import (
+    ConfigError,
+    EpisodeReplayConfig,
+    TransitionReplayConfig,
+    build_run_config,
+)
 from forethought.replay.rows import LIFE_LOST
 from forethought.seeding import Streams
 from forethought.spaces.spec import Column
@@ -70,7 +75,6 @@ def test_what_lies_past_an_end_changes_nothing(options: Any) -> None:
     for junk in (0, 1):
         one = agent(**options)
         metrics = one.learner.update(slices(one, junk), one.draw_noise())
-        metrics.pop("q_max")  # of all imagined states
         learned.append((metrics, one.state()[1]))
     (metrics, weights), (again, same) = learned
     assert metrics == pytest.approx(again, rel=1e-5)
@@ -175,15 +179,28 @@ def test_an_agent_leaves_out_what_its_replay_repeats() -> None:
 
 def test_it_is_refused_where_it_cannot_be() -> None:
     spec, cpu = make_spec(terminates=False), torch.device("cpu")
+    mine = replace(CONFIG, past_ends=True, episodic=True)
     lives = make_spec(terminates=True, columns=(Column(LIFE_LOST, (), np.dtype(np.bool_), ""),))
-    for task, words in ((spec, "never terminates"), (lives, "lost life")):
+    for task, words in ((spec, "never terminates"), (lives, "lost life")):  # whatever episodic says
         with pytest.raises(ConfigError, match=rf"agent\.past_ends .*{words}"):
             TDMPC2(
-                task, replace(CONFIG, past_ends=True), TransitionReplayConfig(capacity_rows=500),
-                streams=Streams(1), device=cpu,
-            )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"agent\.past_ends needs slices drawn per transition"):
-        _ = agent(EpisodeReplayConfig).replay
+                task,
+                mine,
+                TransitionReplayConfig(capacity_rows=500),
+                streams=Streams(1),
+                device=cpu,
+            )
+    with pytest.raises(ConfigError, match=r"agent\.past_ends .*drawn per transition"):
+        agent(EpisodeReplayConfig)
+    with pytest.raises(ConfigError, match=r"agent\.past_ends .*drawn per transition"):
+        build_run_config(
+            "tdmpc2", "gym:CartPole-v1", TDMPC2Config, [{"agent": {"past_ends": True}}]
+        )
+    with pytest.raises(ConfigError, match=r"agent\.past_ends .*recorded data"):
+        offline = {"agent": {"past_ends": True}, "offline": {"data": "recorded"}}
+        build_run_config("tdmpc2", "gym:CartPole-v1", TDMPC2Config, [offline])
+    with pytest.raises(ConfigError, match=r"agent\.past_ends .*horizon of 1"):
+        TDMPC2Config(past_ends=True, horizon=1)
     with pytest.raises(ConfigError, match=r"agent\.past_ends"):
         TDMPC2Config(past_ends=True, episodic=False)
     with pytest.raises(ConfigError, match=r"agent\.past_ends .*whole slices"):

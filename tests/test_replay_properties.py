@@ -177,14 +177,14 @@ def run(case: Case) -> tuple[Replay, Reference]:
 
 
 def chi_square_fits(counts: Counter, odds: dict[Any, float], draws: int) -> bool:
-    """Pearson's test at p = 1e-6: over the 150 examples of a property, chance alone fails 1 in
-    6000. (Bounds in standard deviations are far too strict where there are only a few slices.)"""
+    """Pearson's test at p = 1e-6: over the 225 examples of a property, chance alone fails 1 in
+    4000. (Bounds in standard deviations are far too strict where there are only a few slices.)"""
     statistic = sum((counts[key] - draws * p) ** 2 / (draws * p) for key, p in odds.items())
     half = torch.tensor([(len(odds) - 1) / 2, statistic / 2], dtype=torch.float64)
     return len(odds) == 1 or float(torch.special.gammaincc(half[0], half[1])) > 1e-6
 
 
-QUICK = settings(derandomize=True, database=None, deadline=None, max_examples=150)
+QUICK = settings(derandomize=True, database=None, deadline=None, max_examples=225)
 
 
 @QUICK

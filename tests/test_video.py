@@ -73,7 +73,14 @@ def test_odd_sides_become_even_and_small_pictures_large(tmp_path):
 @pytest.mark.parametrize(
     ("fps", "given", "kept", "milliseconds"),
     # The last three cannot be shown as they are: the format counts in hundredths of a second.
-    [(50, 10, 5, 40), (20, 4, 4, 50), (30, 90, 75, 40), (15, 30, 28, 70), (60, 60, 25, 40)],
+    [
+        (50, 10, 5, 40),
+        (20, 4, 4, 50),
+        (30, 90, 75, 40),
+        (15, 30, 28, 70),
+        (60, 60, 25, 40),
+        (1 / 0.07, 14, 14, 70),
+    ],
 )
 def test_a_gif_drops_pictures_rather_than_time(tmp_path, fps, given, kept, milliseconds):
     path = write(tmp_path / "a.gif", count=given, fps=fps)

@@ -100,8 +100,10 @@ def test_with_a_screen_a_gym_task_opens_its_window(run, monkeypatch):
     assert GreyEnv.shown == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_task_without_a_window_says_so(monkeypatch):
-    monkeypatch.setenv("DISPLAY", ":0")
+@pytest.mark.parametrize("screen", [":0", ""])
+def test_a_task_without_a_window_says_so_with_and_without_a_screen(monkeypatch, screen):
+    monkeypatch.setenv("DISPLAY", screen)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(ConfigError, match="Only gym: tasks can be shown in a window, not dmc:a-b"):
         watch._require_window("dmc:a-b", "runs/x")
 

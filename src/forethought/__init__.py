@@ -143,7 +143,7 @@ def evaluate(
     """Plays episodes with a run's agent, without exploration, or with random actions.
 
     `target` is a run or a task; a task alone is played by the `policy` "random". `checkpoint` is
-    "latest" (None), "best" or a number of agent steps as text. `seed` decides the episodes (None is
+    "latest" (None), "best" or a number of agent steps. `seed` decides the episodes (None is
     the run's own, or 1 for a task), so an agent and random play meet the same starts; those of the
     evaluations during training are others. There are 10 episodes unless `episodes` or a `protocol`
     ("nature" or "dopamine", for atari: tasks) says otherwise.

@@ -19,7 +19,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from forethought import files
-from forethought.tracking import RunDirectory
+from forethought.tracking import RunDirectory, console
 from forethought.training import loop, signals
 from forethought.training.collect import Collector
 from forethought.training.loop import resume_run, train_run
@@ -402,10 +402,17 @@ def test_case_19_a_second_interrupt_in_a_save_leaves_at_once_and_the_checkpoints
     assert status_of(tmp_path / "run") == "done"
 
 
-def test_case_18_a_terminal_that_is_gone_keeps_nobody_from_saving(tmp_path):
+def pause_and_chatter(where: str) -> None:
+    """A plain line of progress at every step, as a long run writes them."""
+    console.PLAIN_PERIOD_S = 0.0
+    pause_at(where)
+
+
+@pytest.mark.parametrize("shown", ["--track.no-console", "--track.console"])
+def test_case_18_a_terminal_that_is_gone_keeps_nobody_from_saving(tmp_path, shown):
     """What is printed then reaches nobody: neither that nor the signal may cost the run."""
-    command = train_command(tmp_path / "run")
-    with forked(*command, prepare=partial(pause_at, "step-45:2")) as process:
+    command = train_command(tmp_path / "run", shown)
+    with forked(*command, prepare=partial(pause_and_chatter, "step-45:2")) as process:
         assert any("pausing at step-45" in line for line in process.stderr)
         process.stderr.close()
         process.send_signal(signal.SIGHUP)
@@ -413,6 +420,18 @@ def test_case_18_a_terminal_that_is_gone_keeps_nobody_from_saving(tmp_path):
     assert status_of(tmp_path / "run") == "interrupted"
     newest, skipped = files.newest_verified(tmp_path / "run" / "checkpoints")
     assert newest.name >= "step-000000044" and skipped == []
+
+
+def test_case_18_a_reader_that_is_gone_ends_no_run(tmp_path):
+    """As in `forethought train ... | tee log`, where tee is killed."""
+    command = train_command(tmp_path / "run", "--track.console")
+    with forked(*command, prepare=partial(pause_and_chatter, "step-45:1")) as process:
+        assert any("pausing at step-45" in line for line in process.stderr)
+        process.stderr.close()
+        assert process.wait(30) == 0
+    assert status_of(tmp_path / "run") == "done"
+    told = [event for event in RunDirectory.open(tmp_path / "run").events()]
+    assert "BrokenPipeError" in next(e["reason"] for e in told if e["kind"] == "sink-failed")
 
 
 def test_case_18_a_signal_while_the_kernels_are_compiled_ends_with_one_sentence(tmp_path):

@@ -186,6 +186,8 @@ def build_run_config(
     config = from_dict(RunConfig, data)
     kind, kinds = config.replay.kind, replay_kinds(agent_config_class)
     require(kind in kinds, "replay", kind, f"{either(kinds)} for {agent_name}")
+    if hasattr(agent, "check_replay"):
+        agent.check_replay(kind, config.is_offline)
     return config
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought import files
-from forethought.config import ConfigError
 from forethought.data.layout import (
     EPISODE,
     EPISODES,
@@ -25,6 +24,7 @@ from forethought.data.layout import (
     SCHEMA,
     SPLITS,
     DatasetError,
+    NoDataset,
     TaskInfo,
     column_files,
     printable,
@@ -110,7 +110,7 @@ class Dataset:
 def read_dataset_manifest(path: Path) -> files.Manifest:
     """The manifest of a folder that is a dataset; anything else is refused by what it is."""
     if not path.exists():
-        raise ConfigError(f"There is no dataset {path}.")
+        raise NoDataset(f"There is no dataset {path}.")
     if not (path / files.MANIFEST).exists():
         raise DatasetError(
             f"{path} is not a dataset: it must be a folder with a {files.MANIFEST}, as "

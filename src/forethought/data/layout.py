@@ -71,6 +71,10 @@ class DatasetError(FileError):
     """A dataset, or a file to be imported, that does not hold what it must."""
 
 
+class NoDataset(DatasetError, ConfigError):
+    """What was named as a dataset is not there: bad usage, not a damaged file."""
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Of one number per episode."""

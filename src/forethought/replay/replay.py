@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forethought.config import ConfigError, EpisodeReplayConfig, ReplayConfig
+from forethought.config import EpisodeReplayConfig, ReplayConfig
 from forethought.replay.ring_replay import RingReplay
-from forethought.replay.rows import Batch, as_learned
+from forethought.replay.rows import Batch, ReplayError, as_learned
 from forethought.replay.slices import EpisodeSampler, Sampler, TaskSampler, TransitionSampler
 from forethought.replay.stacks import sources, windows
 from forethought.replay.storage import Ints
@@ -35,9 +35,7 @@ class Replay(RingReplay):
     def make_sampler(self, spec: EnvSpec, config: ReplayConfig) -> Sampler:
         by_episode = isinstance(config, EpisodeReplayConfig)
         if self.past_ends and by_episode:
-            raise ConfigError(
-                "agent.past_ends needs slices drawn per transition: give --replay transitions."
-            )
+            raise ReplayError("Slices drawn per episode are whole: past_ends means nothing there.")
         sampler: Callable[..., Sampler] = functools.partial(
             EpisodeSampler
             if by_episode

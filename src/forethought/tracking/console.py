@@ -27,6 +27,17 @@ BAR_COLUMNS = (4, 24)
 """The least and the greatest width of the bar; with less room there is none."""
 
 
+class Terminal(Console):
+    """Standard error. Where nobody reads it any longer, writing fails as in any other file: rich
+    would end the process, and a run must not depend on who watches it."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError("nobody reads standard error any longer")
+
+
 class ConsoleSink:
     """Progress, ETA, speed, last return, last evaluation; drawn by the caller, at most at 4 Hz."""
 
@@ -39,7 +50,7 @@ class ConsoleSink:
     ) -> None:
         """`steps` is the run's length in its unit."""
         self._steps, self._unit = steps, unit
-        self._console = console or Console(stderr=True)
+        self._console = console or Terminal()
         self._now = now
         self._period = LIVE_PERIOD_S if self._console.is_terminal else PLAIN_PERIOD_S
         self._live: Live | None = None

@@ -70,7 +70,7 @@ def write_video(path: Path, fps: float) -> Iterator[Callable[[Picture, Sequence[
     import imageio.v2 as imageio
 
     gif = path.suffix.lower() == ".gif"
-    hundredths = math.ceil(100 / min(fps, GIF_FPS))
+    hundredths = math.ceil(round(100 / min(fps, GIF_FPS), 6))
     every = hundredths * fps / 100 if gif else 1.0  # pictures given for each one kept
     options: dict[str, Any] = {
         "fps": fps,

@@ -50,7 +50,7 @@ class Run:
     status: str
     """done, interrupted or diverged."""
     exit_code: int
-    """0 done, 3 diverged, 130 or 143 by signal."""
+    """0 done, 3 diverged, 129, 130 or 143 by signal."""
     agent_steps: int
     """Decisions taken; none in an offline run."""
     score: float | None

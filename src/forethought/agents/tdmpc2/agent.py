@@ -85,7 +85,8 @@ class TDMPC2(Agent):
         fits = not squashed or observations.vector is not None
         require(fits, "agent.model.symlog_obs", squashed, rule)
         episodic = spec.terminates if config.episodic is None else config.episodic
-        _check_past_ends(spec, config, episodic)
+        config.check_replay(replay_config.kind)
+        _check_past_ends(spec, config)
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
@@ -229,8 +230,7 @@ class TDMPC2(Agent):
         return found.table(source)
 
     def learn_from(self, datasets: Sequence[Dataset], storage: Any = "mapped") -> None:
-        rule = "false: recorded data is drawn in whole slices"
-        require(not self.config.past_ends, "agent.past_ends", True, rule)
+        self.config.check_replay(self.replay_config.kind, offline=True)
         self.replay = OfflineReplay(
             datasets,
             self.spec,
@@ -389,9 +389,9 @@ def _optimisers(learner: Learner) -> tuple[tuple[str, torch.optim.Optimizer], ..
     return ("optimiser", learner.optimiser), ("policy_optimiser", learner.policy_optimiser)
 
 
-def _check_past_ends(spec: EnvSpec, config: TDMPC2Config, episodic: bool) -> None:
+def _check_past_ends(spec: EnvSpec, config: TDMPC2Config) -> None:
     """Refuse the switch where it has no effect, or would mean something else."""
-    reason = "" if episodic else f"{spec.task} never terminates"
+    reason = "" if spec.terminates else f"{spec.task} never terminates"
     if any(column.name == LIFE_LOST for column in spec.columns):
         reason = "the steps after a lost life (env.atari.life_loss) would be left out too"
     require(not (config.past_ends and reason), "agent.past_ends", True, f"false: {reason}")

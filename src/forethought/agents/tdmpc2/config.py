@@ -387,6 +387,15 @@ class TDMPC2Config:
     """kernels: activations fused by the machine's C compiler (CPU); full: torch.compile besides;
     auto: kernels on a CPU, full on CUDA. Same results up to rounding."""
 
+    def check_replay(self, kind: str, offline: bool = False) -> None:
+        """Refuse options that this kind of replay, or recorded data, cannot serve."""
+        if not self.past_ends:
+            return
+        rule = "false: recorded data is drawn in whole slices"
+        require(not offline, "agent.past_ends", True, rule)
+        rule = "false, or slices drawn per transition: --replay transitions"
+        require(kind == "transitions", "agent.past_ends", True, rule)
+
     def __post_init__(self) -> None:
         def check(name: str, condition: bool, rule: str) -> None:
             require(condition, f"agent.{name}", getattr(self, name), rule)
@@ -420,6 +429,8 @@ class TDMPC2Config:
         chosen = k is None or self.q_target in (None, "max")
         check("q_target_top_k", chosen, f"left out: agent.q_target is {self.q_target}")
         refuse_idle(self, "agent")
+        ends = not self.past_ends or self.horizon > 1
+        check("past_ends", ends, "false: with a horizon of 1 every slice is whole")
         if self.gamma is not None:
             self.multi_gamma.check_primary(self.gamma, "which is agent.gamma")
         if isinstance(self.returns, NStep):

@@ -236,7 +236,7 @@ class Learner:
             "policy_grad_norm": norm,
             "policy_entropy": mean_of(entropy, present).item(),
             "q_mean": mean_of(q, present).item(),
-            "q_max": q.max().item(),
+            "q_max": (q if present is None else q[present != 0]).max().item(),
             "q_scale": scale.item(),
             "lr": self.policy_optimiser.param_groups[0]["lr"],
         }
