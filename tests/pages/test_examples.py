@@ -91,7 +91,9 @@ def place(tmp_path_factory):
     for page in PAGES:
         for name, text in files_in(page).items():
             (folder / name).write_text(text, encoding="utf-8")
-    command = next(words for words in commands(DOCS / "your_environment.md") if "debug" in words)
+    command = next(
+        words for words in commands(DOCS / "your_environment.md") if "--env.workers" in words
+    )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     script = Path(sys.executable).parent / command[0]
     smaller = [f"--{group}.{key}={x}" for group, keys in SMALLER.items() for key, x in keys.items()]
