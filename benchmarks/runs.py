@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forethought import files
 from forethought.tracking import RunDirectory, read_rows
 
 Work = TypeVar("Work")
@@ -68,11 +67,9 @@ def train_or_resume(run: Path, *training: str, resuming: tuple[str, ...] = ()) -
     """A run that is there goes on (or is complete), another begins."""
     log = run.with_name(f"{run.name}.log")
     print(f"{run.name}: {log} tells how far it is", flush=True)
-    if files.published(run / "checkpoints"):
+    if (run / "run.json").exists():
         forethought("resume", str(run), *resuming, log=log)
     else:
-        if (run / "run.json").exists():  # ended before its first checkpoint: there is nothing in it
-            files.remove(run)
         forethought("train", *training, "--out", str(run), log=log)
 
 

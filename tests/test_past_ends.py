@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from forethought import presets
 from forethought.agents.tdmpc2 import TDMPC2, TDMPC2Config
 from forethought.agents.tdmpc2.config import NStep, OneStep, TDLambda
 from forethought.agents.tdmpc2.discounts import snapshot
@@ -22,6 +23,7 @@ from forethought.config import (
     TransitionReplayConfig,
     build_run_config,
 )
+from forethought.envs import make_env
 from forethought.replay.rows import LIFE_LOST
 from forethought.seeding import Streams
 from forethought.spaces.spec import Column
@@ -175,6 +177,34 @@ def test_an_agent_leaves_out_what_its_replay_repeats() -> None:
         assert present == ([1, 1, 0, 0] if begun == 0 else [1, 0, 0, 0])
     learned = one.train(3)
     assert learned["nonfinite"] == 0
+
+
+def test_none_is_on_wherever_it_means_something() -> None:
+    def found(spec: Any, config: Any = TransitionReplayConfig) -> bool:
+        mine, cpu = replace(CONFIG, past_ends=None), torch.device("cpu")
+        one = TDMPC2(spec, mine, config(capacity_rows=500), streams=Streams(1), device=cpu)
+        assert one.replay.past_ends is one.past_ends
+        return one.past_ends
+
+    lives = make_spec(terminates=True, columns=(Column(LIFE_LOST, (), np.dtype(np.bool_), ""),))
+    assert found(make_spec(terminates=True)) is True
+    assert found(make_spec(terminates=True), EpisodeReplayConfig) is False
+    assert found(make_spec(terminates=False)) is False
+    assert found(lives) is False
+
+
+@pytest.mark.parametrize("game", ["breakout", "freeway"])
+@pytest.mark.parametrize("variant", ["a0", "a3"])
+def test_the_preset_for_minatar_fits_every_game(game: str, variant: str) -> None:
+    """Freeway never terminates; auxiliary discounts compose with any preset."""
+    given = presets.layers(["tdmpc2_minatar", f"multi_gamma_{variant}"], None, "tdmpc2")
+    config = build_run_config("tdmpc2", f"minatar:{game}", TDMPC2Config, given)
+    env = make_env(f"minatar:{game}")
+    small = replace(config.replay, capacity_rows=2_000)
+    cpu = torch.device("cpu")
+    one = TDMPC2(env.spec_for_agent, config.agent, small, streams=Streams(1), device=cpu)
+    assert one.past_ends is (game == "breakout")
+    env.close()
 
 
 def test_it_is_refused_where_it_cannot_be() -> None:

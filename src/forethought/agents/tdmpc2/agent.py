@@ -84,9 +84,8 @@ class TDMPC2(Agent):
         squashed, rule = config.model.symlog_obs, f"left out: {spec.task} shows no single vector"
         fits = not squashed or observations.vector is not None
         require(fits, "agent.model.symlog_obs", squashed, rule)
-        episodic = spec.terminates if config.episodic is None else config.episodic
         config.check_replay(replay_config.kind)
-        _check_past_ends(spec, config)
+        past_ends = _past_ends(spec, config, replay_config.kind)
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
@@ -101,7 +100,8 @@ class TDMPC2(Agent):
             for_acting=for_acting,
         )
         self.gamma = gamma
-        self.episodic = episodic
+        self.episodic = spec.terminates if config.episodic is None else config.episodic
+        self.past_ends = past_ends
         # Weights are drawn where every machine draws the same, then moved.
         self.codec, self.observations = codec, observations
         self.model = WorldModel(
@@ -210,7 +210,7 @@ class TDMPC2(Agent):
             self.device,
             self.observations.stack,
             STACK_PAD,
-            past_ends=self.config.past_ends,
+            past_ends=self.past_ends,
         )
 
     @property
@@ -231,6 +231,7 @@ class TDMPC2(Agent):
 
     def learn_from(self, datasets: Sequence[Dataset], storage: Any = "mapped") -> None:
         self.config.check_replay(self.replay_config.kind, offline=True)
+        self.past_ends = False
         self.replay = OfflineReplay(
             datasets,
             self.spec,
@@ -286,7 +287,7 @@ class TDMPC2(Agent):
             # Where all is over nothing may be legal, and what is there does not count.
             legal = (legal != 0) | ~legal.any(-1, keepdim=True)  # [T+1, B, N]
         obs = self.observations.of_batch(batch.obs)
-        present = until_the_end(batch.terminated) if self.config.past_ends else None
+        present = until_the_end(batch.terminated) if self.past_ends else None
         return TensorBatch(obs, action, batch.reward, batch.terminated, legal, task, present)
 
     def snapshots(self, agent_steps: int) -> dict[str, Json]:
@@ -389,9 +390,12 @@ def _optimisers(learner: Learner) -> tuple[tuple[str, torch.optim.Optimizer], ..
     return ("optimiser", learner.optimiser), ("policy_optimiser", learner.policy_optimiser)
 
 
-def _check_past_ends(spec: EnvSpec, config: TDMPC2Config) -> None:
-    """Refuse the switch where it has no effect, or would mean something else."""
+def _past_ends(spec: EnvSpec, config: TDMPC2Config, kind: str) -> bool:
+    """Whether slices may reach past ends. The switch is refused where it has no effect, or would
+    mean something else; None is off there."""
     reason = "" if spec.terminates else f"{spec.task} never terminates"
     if any(column.name == LIFE_LOST for column in spec.columns):
         reason = "the steps after a lost life (env.atari.life_loss) would be left out too"
-    require(not (config.past_ends and reason), "agent.past_ends", True, f"false: {reason}")
+    insisted = config.past_ends is True
+    require(not (insisted and reason), "agent.past_ends", True, f"false: {reason}")
+    return insisted or (config.past_ends is None and not reason and kind == "transitions")

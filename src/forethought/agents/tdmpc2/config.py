@@ -355,10 +355,10 @@ class TDMPC2Config:
     """Largest discount of the heuristic."""
     episodic: bool | None = None
     """Learn when episodes terminate and plan with it; None: if the task can terminate."""
-    past_ends: bool = False
+    past_ends: bool | None = False
     """Slices may begin in the last steps of an episode that terminates; steps past its end are left
     out of every loss. Else only whole slices are learned from, and these steps are seen only as
-    later steps of one. Needs --replay transitions."""
+    later steps of one. Needs --replay transitions. None: wherever it means something."""
     rho: float = 0.5
     """Weight of each later step of a slice relative to the one before."""
     consistency_coef: float = 20.0
@@ -389,7 +389,7 @@ class TDMPC2Config:
 
     def check_replay(self, kind: str, offline: bool = False) -> None:
         """Refuse options that this kind of replay, or recorded data, cannot serve."""
-        if not self.past_ends:
+        if self.past_ends is not True:
             return
         rule = "false: recorded data is drawn in whole slices"
         require(not offline, "agent.past_ends", True, rule)
@@ -429,7 +429,7 @@ class TDMPC2Config:
         chosen = k is None or self.q_target in (None, "max")
         check("q_target_top_k", chosen, f"left out: agent.q_target is {self.q_target}")
         refuse_idle(self, "agent")
-        ends = not self.past_ends or self.horizon > 1
+        ends = self.past_ends is not True or self.horizon > 1
         check("past_ends", ends, "false: with a horizon of 1 every slice is whole")
         if self.gamma is not None:
             self.multi_gamma.check_primary(self.gamma, "which is agent.gamma")
