@@ -15,8 +15,9 @@ from tests.stubs import CounterEnv, Step
 class GreyEnv(CounterEnv):
     """A counter whose picture after t steps is grey 20 t, [20, 30]; ends at step 5.
 
-    `fault` does something else instead: 'raise' or 'kill' when drawing, 'float' for pictures that
-    are none, 'moody' for rewards that depend on whether pictures are drawn.
+    `fault` does something else instead: 'raise' or 'kill' when drawing, 'float' and 'empty' for
+    pictures that are none, 'rate' for a rate that is none, 'moody' for rewards that depend on
+    whether pictures are drawn.
     """
 
     metadata = {"render_modes": ["rgb_array", "human"], "render_fps": 20}
@@ -26,6 +27,8 @@ class GreyEnv(CounterEnv):
     def __init__(self, render_mode: str | None = None, fault: str | None = None) -> None:
         super().__init__()
         self.render_mode, self.fault = render_mode, fault
+        if fault == "rate":
+            self.metadata = {**self.metadata, "render_fps": None}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         begun = super().reset(seed=seed)
@@ -46,6 +49,8 @@ class GreyEnv(CounterEnv):
             raise RuntimeError("the lens cap is on")
         if self.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "empty":
+            return np.zeros((0, 0, 3), np.uint8)
         picture = np.full((20, 30, 3), 20 * self.t, np.uint8)
         return picture / 255 if self.fault == "float" else picture
 
@@ -55,6 +60,8 @@ for _name, _fault in [
     ("Raises", "raise"),
     ("Kills", "kill"),
     ("Floats", "float"),
+    ("Empty", "empty"),
+    ("Rateless", "rate"),
     ("Moody", "moody"),
 ]:
     if f"pictures/{_name}-v0" not in gymnasium.registry:

@@ -76,6 +76,17 @@ def test_differences_are_coloured_and_equal_values_are_not(sides):
     assert "\x1b[1;32m7\x1b[0m" in text  # bold green: added
 
 
+def test_the_same_seeds_are_the_same_wherever_they_lie(sides):
+    """Folders come in the order of their names, 10 before 2; commits in that of their seeds."""
+    for side, names in (("p", "{}"), ("q", "{:02}"), ("r", "r{}")):
+        for seed in range(1, 12):
+            place = sides / side / names.format(12 - seed if side == "r" else seed)
+            make_run(place, {1000: 1.0}, seed=seed)
+    found = compare(["p", "q", "r"])
+    assert {kind for kinds in found.kinds.values() for kind in kinds} == {"same"}
+    assert found.sides[0].facts["seed"] == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"
+
+
 def test_two_runs_that_differ_only_by_seed_say_so(sides):
     text = shown("old/1", "old/2")
     assert line(text, "seed")[:2] == ["~", "seed"]

@@ -337,6 +337,22 @@ def test_control_tasks_draw_pictures_or_say_what_is_missing():
     env.close()
 
 
+@pytest.mark.parametrize(
+    ("task", "rate"),
+    # 100, 33.3 and 66.7 control steps a second, two per decision
+    [("dmc:cheetah-run", 50), ("dmc:swimmer-swimmer6", 50 / 3), ("dmc:dog-run", 100 / 3)],
+)
+def test_control_tasks_are_shown_at_their_own_rate(task, rate):
+    assert make_single(task).metadata["render_fps"] == pytest.approx(rate)
+
+
+def test_a_rate_that_is_no_number_is_left_out():
+    """Then pictures are shown at 30 a second; nothing else depends on it."""
+    env = make_single("gym:tests.pictures:pictures/Rateless-v0")
+    assert "render_fps" not in env.metadata
+    env.reset(seed=1)
+
+
 def test_without_gl_training_works_and_pictures_are_refused_in_a_sentence():
     code = (
         "from forethought.config import ForethoughtError\n"

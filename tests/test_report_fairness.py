@@ -2,8 +2,10 @@
 
 import re
 
+import numpy as np
 import pytest
 
+from forethought.report.curves import PALETTE, profiles
 from forethought.report.groups import Group, collect, fair_frames, scale
 from forethought.report.html import page
 from forethought.report.runs import read_run
@@ -166,6 +168,24 @@ def test_the_page_says_why_nothing_is_averaged(tmp_path):
     make_run(tmp_path / "c", {100: 1.0}, task="dmc:cup-catch")
     words = section(page(collect([tmp_path])), "Over all tasks")
     assert words.endswith("of the tasks here, only dmc:cartpole-swingup was run with every group.")
+
+
+def test_groups_of_one_task_are_compared_whatever_else_is_in_the_report(tmp_path):
+    """One more run of another task: nothing is averaged, and the groups are still drawn, each in
+    the colour that it has in the learning curves."""
+    two_groups(tmp_path, {100: 10.0}, {100: 20.0})
+    other = {"agent": {"horizon": 2}}
+    for seed in (1, 2):
+        make_run(tmp_path / f"c{seed}", {100: 1.0}, task="dmc:cup-catch", seed=seed, config=other)
+    text = page(collect([tmp_path]))
+    assert "none was run with every group" in section(text, "Over all tasks")
+    assert section(text, "Between the groups") == f"{TASK} at 100 frames."
+    between = text[text.index("<h2>Between the groups</h2>") :]
+    for name in ("Performance profiles", "Probability of improvement"):
+        assert between.count(f'aria-label="{name}"') == 1
+    methods = list(collect([tmp_path]).methods)
+    (axes,) = profiles({methods[2]: [np.array([1.0, 2.0])]}, "return", methods).axes
+    assert axes.lines[0].get_color() == PALETTE[2]
 
 
 # The same method.

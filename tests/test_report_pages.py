@@ -269,6 +269,13 @@ def test_seeds_are_compared_where_all_have_been(tmp_path):
     assert "compared at 100 frames, which all seeds have reached; seed 1 went on." in found.notes[0]
 
 
+def test_the_best_is_of_the_frames_that_all_seeds_have(tmp_path):
+    """Seed 1 went on and found 999; (3 + 2) / 2 is the best of both up to frame 100."""
+    make_run(tmp_path / "a", {50: 3.0, 100: 1.0, 200: 999.0}, seed=1)
+    make_run(tmp_path / "b", {50: 1.0, 100: 2.0}, seed=2)
+    assert collect([tmp_path]).tasks[TASK][0].summary()["best"].value == 2.5
+
+
 def test_areas_begin_with_random_play_at_frame_0(tmp_path):
     """(50 + 150) / 2 over the first 100 frames, (150 + 250) / 2 over the next: 150."""
     make_run(tmp_path / "a", {100: 150.0, 200: 250.0}, random=50.0)

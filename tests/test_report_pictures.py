@@ -5,8 +5,10 @@ import pytest
 
 from forethought.cli import main
 from forethought.report import curves
+from forethought.report.curves import improvements
 from forethought.report.groups import collect
 from forethought.report.html import page
+from forethought.report.statistics import Estimate
 from tests.report_runs import TASK, make_run
 
 
@@ -35,6 +37,39 @@ def test_published_numbers_are_points_without_a_line(tmp_path):
     assert "872 at 200k · published TD-MPC2" in words(axes)
     caption = "one seed, so no interval ◆ published TD-MPC2, a point every 100k frames"
     assert caption in words(axes)
+
+
+def published_points(folder, env, task=TASK):
+    make_run(folder, {100_000: 700.0}, agent="tdmpc2", task=task, config={"env": env})
+    return points(axes_of(folder), "D")
+
+
+def test_runs_from_pixels_stand_beside_published_runs_from_pixels(tmp_path):
+    task = "dmc:cheetah-run"
+    for obs in ("pixels", "plain_pixels"):
+        assert published_points(tmp_path / obs, {"obs": obs}, task) == [(100_000, 286.37)]
+    assert "published TD-MPC2 from pixels" in page(collect([tmp_path / "pixels"]))
+    assert published_points(tmp_path / "state", {}, task) == [(100_000, pytest.approx(519, abs=1))]
+    pixels = {"env": {"obs": "pixels"}}
+    sac = make_run(tmp_path / "sac", {100_000: 1.0}, agent="sac", task=task, config=pixels)
+    assert points(axes_of(sac.path), "D") == []  # none is published
+
+
+def test_episodes_of_another_length_stand_beside_no_published_curve(tmp_path):
+    """Their returns are of another size. 500 decisions of two frames, 250 of four are whole."""
+    paper = [(100_000, 839.4)]
+    assert published_points(tmp_path / "a", {"max_episode_steps": 50}) == []
+    assert published_points(tmp_path / "b", {"max_episode_steps": 500}) == paper
+    whole = {"max_episode_steps": 50, "eval_max_episode_steps": 250, "action_repeat": 4}
+    assert published_points(tmp_path / "c", whole) == paper
+    assert published_points(tmp_path / "d", {"max_episode_steps": 500, "action_repeat": 4}) == []
+
+
+def test_the_bar_of_a_chance_ends_where_its_interval_ends():
+    (axes,) = improvements({("a", "b"): Estimate(0.8, 0.3, 1.0)}).axes
+    (bar,) = [line for line in axes.lines if line.get_alpha() == 0.3]
+    assert list(bar.get_xdata()) == [0.3, 1.0]
+    assert bar.get_solid_capstyle() == "butt"  # others add half the bar's height at each end
 
 
 def test_a_published_point_a_little_beyond_the_run_is_a_point(tmp_path):

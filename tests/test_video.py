@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,6 +118,36 @@ def test_a_video_that_fails_leaves_the_older_one(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["a.mp4"]
 
 
+@pytest.mark.parametrize("suffix", ["mp4", "gif"])
+def test_a_full_disk_leaves_the_older_video_and_says_so(tmp_path, suffix):
+    """Neither ffmpeg nor Pillow can write more than some kilobytes: a process of its own."""
+    path = write(tmp_path / f"a.{suffix}", count=2)
+    before = path.read_bytes()
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "import numpy as np\n"
+        "from forethought.tracking.video import VideoError, write_video\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "noise = np.random.default_rng(1).integers(0, 255, (30, 320, 320, 3), np.uint8)\n"
+        "try:\n"
+        "    with write_video(Path(sys.argv[1]), 20) as add:\n"
+        "        for picture in noise:\n"
+        "            add(picture, [])\n"
+        "except VideoError as error:\n"
+        "    print(error)\n"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert re.fullmatch(
+        rf"The video {re.escape(str(path))} could not be written: .*\n", done.stdout
+    )
+    assert "Traceback" not in done.stderr
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
 def test_what_cannot_be_written_is_refused_before_any_work(tmp_path):
     for path, sentence in [
         (tmp_path / "a.avi", r"must end in \.mp4 or \.gif"),
@@ -221,6 +253,7 @@ def test_a_run_films_its_evaluations_and_is_the_same_run(tmp_path):
         ("Raises", "the lens cap is on"),
         ("Kills", "SIGKILL"),
         ("Floats", "must give an array of uint8"),
+        ("Empty", "of shape (0, 0, 3), but must give an array of uint8"),
         ("Moody", "return 15.0, but 20.0 when it was played again"),
     ],
 )
@@ -236,6 +269,15 @@ def test_pictures_that_fail_are_told_and_training_goes_on(tmp_path, caplog, name
     assert [event["failures"] for event in failed] == [1, 2]
     assert all(reason in event["reason"] for event in failed)
     assert list((run.path / "videos").iterdir()) == []
+
+
+def test_whatever_a_picture_fails_with_training_goes_on(tmp_path, monkeypatch):
+    """An error that nobody thought of is a failed video too."""
+    monkeypatch.setattr(videos, "film", lambda *args, **options: 1 / 0)
+    filming = videos.EvaluationVideos(stub_run(GREY), tracker(tmp_path / "run"))
+    filming.film(EpisodeLog(1), SimpleNamespace(seeds=(), returns=()), 10, {})
+    (event,) = filming.tracker.run.events()
+    assert (event["kind"], event["reason"]) == ("video-failed", "division by zero")
 
 
 def test_after_five_failures_no_more_videos_are_tried(tmp_path, monkeypatch):

@@ -30,7 +30,6 @@ from forethought.extras import install, install_extra
 PACKAGE = "forethought"
 NOT_FOR_USERS = ("all", "dev")
 """Extras that only gather others."""
-"""Exists in a checkout only."""
 REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[[^]]*\])?\s*\(?([^;()]*)\)?\s*(?:;(.*))?")
 """`imageio[ffmpeg]>=2.34; extra == "video"`: the name, the versions, the marker."""
 COMPARE = {

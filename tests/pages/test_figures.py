@@ -99,6 +99,41 @@ def test_the_span_of_scores_in_the_readme_is_that_of_the_seeds():
     assert told in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_readme_and_quickstart_tell_what_the_quickstart_reached():
+    """Returns, random play, minutes, and the lines that it ends with."""
+    found = result("quickstart")
+    runs = found["runs"]
+    assert [run["seed"] for run in runs] == [1, 2, 3]
+    assert all(run["return_mean"] == pytest.approx(mean(run["returns"])) for run in runs)
+    first, second, third = (f"{run['return_mean']:.0f}" for run in runs)
+    minutes = [run["minutes_of_training"] for run in runs]
+    random = [run["random_return_mean"] for run in runs]
+    scores = f"for seeds 1, 2 and 3, which reached {first}, {second} and {third}"
+    lasted = f"{min(minutes):.1f} to {max(minutes):.1f} minutes"
+    chance = f"{min(random):.0f} to {max(random):.0f}"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    for text in (readme, page):
+        assert [words for words in (scores, lasted, chance) if words not in text] == []
+    ends = [
+        f"Trained in {minutes[0]:.1f} minutes.",
+        f"{runs[0]['return_mean']:9.1f}   (from {min(runs[0]['returns']):.1f} to "
+        f"{max(runs[0]['returns']):.1f})",
+        f"random play {random[0]:7.1f}",
+    ]
+    assert [words for words in ends if words not in readme] == []
+
+
+def test_the_readme_says_what_stable_baselines3_has_against_kills_and_nan():
+    """Its optional means too: a comparison that left them out would be unfair."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    told = {row["fault"]: row["sb3"] for row in result("faults_beside_sb3")["rows"]}
+    saved = told["kill -9 of training that saves at every step"]
+    assert "newest unreadable 10 of 20, nothing usable 0 of 20" in saved
+    assert "`CheckpointCallback`, which keeps every file: the newest 10 times, all of them" in text
+    assert "VecCheckNan" in told["one reward is NaN"] and "optional `VecCheckNan`" in text
+
+
 def test_the_readme_says_of_a_resume_what_was_measured():
     rows = result("faults_beside_sb3")["rows"]
     (row,) = [row for row in rows if row["fault"].startswith("500 steps")]

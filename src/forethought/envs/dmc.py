@@ -126,7 +126,7 @@ class DmcEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         self._camera: Any = None
         self.metadata = {
             **self.metadata,
-            "render_fps": round(1.0 / float(self._env.control_timestep())),
+            "render_fps": 1.0 / float(self._env.control_timestep()),
         }
         sizes = [int(np.prod(s.shape)) for s in self._env.observation_spec().values()]
         space: Any = gymnasium.spaces.Box(-np.inf, np.inf, (sum(sizes),), np.float32)

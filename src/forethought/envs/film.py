@@ -76,7 +76,8 @@ class FilmedEnv(VectorEnv):
         except ForethoughtError as error:
             raise PictureError(f"There is no picture of the environment: {error}") from error
         shape = np.shape(picture)
-        if len(shape) != 3 or shape[2] != 3 or getattr(picture, "dtype", None) != np.uint8:
+        is_picture = len(shape) == 3 and shape[2] == 3 and 0 not in shape
+        if not is_picture or getattr(picture, "dtype", None) != np.uint8:
             raise PictureError(
                 f"The environment's render gave {type(picture).__name__} of shape {shape}, but "
                 "must give an array of uint8 of shape (height, width, 3)."

@@ -92,11 +92,10 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             sign_rewards=bool(_declared(env, "sign_rewards", False)),
             action_half_range=half_range(self._space("action_space")),
         )
-        if "render_fps" in env.metadata:  # one frame is shown per decision
-            self.metadata = {
-                **env.metadata,
-                "render_fps": env.metadata["render_fps"] / action_repeat,
-            }
+        rate = env.metadata.get("render_fps")
+        self.metadata = {k: v for k, v in env.metadata.items() if k != "render_fps"}
+        if isinstance(rate, (int, float)) and 0 < rate < math.inf:
+            self.metadata["render_fps"] = rate / action_repeat  # one frame is shown per decision
         self._steps = 0
         self._running = False
 

@@ -171,9 +171,15 @@ def _joined(records: Sequence[RunRecord]) -> dict[str, Any]:
             if value not in known:
                 known.append(value)
     return {
-        key: values[0] if len(values) == 1 else ", ".join(show(value) for value in values)
+        key: values[0] if len(values) == 1 else ", ".join(map(show, sorted(values, key=_order)))
         for key, values in whole.items()
     }
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Numbers by their size, then all else: the same values are the same text, wherever found."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return (False, value, "") if is_number else (True, 0.0, show(value))
 
 
 def _counter(group: Group) -> str:

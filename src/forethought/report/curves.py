@@ -267,8 +267,15 @@ def apart(middles: Sequence[float], sizes: Sequence[float]) -> list[float]:
     return placed
 
 
-def profiles(scores: Mapping[str, Scores], unit: str = "normalised score") -> Figure:
-    """The share of runs above each score, per method, with intervals."""
+def profiles(
+    scores: Mapping[str, Scores],
+    unit: str = "normalised score",
+    methods: Sequence[str] | None = None,
+) -> Figure:
+    """The share of runs above each score, per method, with intervals.
+
+    `methods` are those whose colours are given out, in their order; by default these.
+    """
     every = np.concatenate([task for tasks in scores.values() for task in tasks])
     low, high = float(every.min()), float(every.max())
     if unit == "normalised score":
@@ -283,7 +290,9 @@ def profiles(scores: Mapping[str, Scores], unit: str = "normalised score") -> Fi
     with _style():
         figure = _figure(WIDTH, HEIGHT)
         axes = figure.add_subplot()
-        for (label, tasks), look in zip(scores.items(), _looks(list(scores)).values()):
+        looks = _looks(list(scores) if methods is None else methods)
+        for label, tasks in scores.items():
+            look = looks[label]
             line: dict[str, Any] = {"color": look.colour, "ls": look.line, "lw": 2.8}
             axes.plot(thresholds, profile(tasks), label=label, drawstyle="steps-post", **line)
             band = statistics.interval(profile, tasks)
@@ -311,7 +320,8 @@ def improvements(pairs: Mapping[tuple[str, str], Estimate]) -> Figure:
         axes.axvline(0.5, color=FAINT, ls=(0, (6, 4)), lw=1.6)
         for place, ((better, worse), chance) in enumerate(pairs.items()):
             if chance.low is not None and chance.high is not None:
-                axes.plot([chance.low, chance.high], [place] * 2, color=PALETTE[0], lw=9, alpha=0.3)
+                bar: dict[str, Any] = {"lw": 9, "alpha": 0.3, "solid_capstyle": "butt"}
+                axes.plot([chance.low, chance.high], [place] * 2, color=PALETTE[0], **bar)
             axes.plot(chance.value, place, "o", color=PALETTE[0], ms=11, clip_on=False)
             names = f"{_cut(better)}\nover {_cut(worse)}"
             axes.text(-0.04, place, names, fontsize=13, va="center", ha="right")

@@ -125,13 +125,17 @@ class Group:
 
     def summary(self) -> dict[str, Estimate]:
         """The statistics over seeds, each with its interval."""
-        best = np.array([max(run.evaluations.values()) for run in self.runs])
+        best = np.array([max(self._up_to_there(run)) for run in self.runs])
         return {
             "last": statistics.estimate(statistics.mean, [self.scores]),
             "iqm": statistics.estimate(statistics.iqm, [self.scores]),
             "best": statistics.estimate(statistics.mean, [best]),
             "area": statistics.estimate(statistics.mean, [self.areas()]),
         }
+
+    def _up_to_there(self, run: RunRecord) -> list[float]:
+        """A run's scores up to where the runs are compared: one that went on has no better best."""
+        return [score for at, score in run.evaluations.items() if at <= self.last_frames]
 
     def normalised(self) -> dict[str, Array]:
         """Of several tasks: each one's scores from 0 to 100 where the runs are compared, by name;

@@ -32,7 +32,7 @@ MEANINGS = {
     "last evaluation": "mean over seeds of the score at the last evaluation that all seeds have",
     "IQM": "the same without the lowest and the highest quarter of the seeds, rounded down: of "
     "fewer than 4 seeds nothing is cut, and it is the mean",
-    "best": "mean over seeds of each seed's best evaluation",
+    "best": "mean over seeds of each seed's best evaluation up to that one",
     "area": "mean height of the learning curve, from random play at frame 0 on",
     "interval": "[low, high] holds 95 % of 2,000 bootstrap resamples of the seeds",
     "ms per step": "milliseconds of wall time per agent step in a row of train.csv, evaluations "
@@ -173,21 +173,23 @@ def _normalised(groups: Sequence[Group]) -> str:
 def _source(paper: Published) -> str:
     low, high = min(paper.seeds), max(paper.seeds)
     seeds = f"{high}" if low == high else f"{low} to {high}"
-    return f"The {paper.label}: mean of {seeds} seeds, {paper.source}."
+    named = f"The {paper.label}" if paper.label.startswith("published") else paper.label
+    return f"{named}: mean of {seeds} seeds, {paper.source}."
 
 
 def _over_tasks(collection: Collection) -> str:
-    """How the methods compare over the tasks that every method was run on, or why they do not."""
+    """How the methods compare over the tasks that every method was run on, or why they do not; then
+    task by task."""
     parts = []
     if len(collection.tasks) > 1:
         parts.append("<h2>Over all tasks</h2>")
         if len(collection.scales) > 1:
             return "\n".join([*parts, _aggregates(collection)])
         parts += [_note(text) for text in _no_average(collection)]
-    if len(collection.methods) > 1:
-        for task in collection.common_tasks():
-            parts += ["<h2>Between the groups</h2>", _between(collection, task)]
-    return "\n".join(parts)
+    several = [task for task, groups in collection.tasks.items() if len(groups) > 1]
+    if several:
+        parts.append("<h2>Between the groups</h2>")
+    return "\n".join([*parts, *(_between(collection, task) for task in several)])
 
 
 def _no_average(collection: Collection) -> list[str]:
@@ -206,12 +208,13 @@ def _between(collection: Collection, task: str) -> str:
     if at is None:
         return _note(not_comparable(groups))
     scores = {group.label: [group.scores_at(at)] for group in groups}
-    scores = {label: scores[label] for label in collection.methods}  # so that colours fit
-    return "\n".join([_note(f"{task} at {at:,} {groups[0].unit}."), *_pictures(scores, "return")])
+    pictures = _pictures(scores, "return", list(collection.methods))
+    return "\n".join([_note(f"{task} at {at:,} {groups[0].unit}."), *pictures])
 
 
-def _pictures(scores: Mapping[str, Scores], unit: str) -> list[str]:
-    found = [_picture(curves.svg(curves.profiles(scores, unit)), "Performance profiles")]
+def _pictures(scores: Mapping[str, Scores], unit: str, methods: Sequence[str]) -> list[str]:
+    """Profiles and chances; `methods` are all of the page, so that each keeps its colour."""
+    found = [_picture(curves.svg(curves.profiles(scores, unit, methods)), "Performance profiles")]
     pairs = improvements(scores)
     if pairs:
         found.append(_picture(curves.svg(curves.improvements(pairs)), "Probability of improvement"))
@@ -243,7 +246,7 @@ def _aggregates(collection: Collection) -> str:
     if len({len(runs) for own in scores.values() for runs in own}) > 1:
         notes.append("The tasks have different numbers of runs; every task has the same weight.")
     table = _table(("runs", *measures), rows, "numbers")
-    pictures = _pictures(scores, "normalised score")
+    pictures = _pictures(scores, "normalised score", list(collection.methods))
     return "\n".join([*map(_note, notes), table, *pictures])
 
 

@@ -67,21 +67,9 @@ def write_video(path: Path, fps: float) -> Iterator[Callable[[Picture, Sequence[
     The file appears at `path` when the block ends well, and replaces an older one. `fps` is the
     task's own rate, so that the video runs at the task's own speed.
     """
-    import imageio.v2 as imageio
-
     gif = path.suffix.lower() == ".gif"
     hundredths = math.ceil(round(100 / min(fps, GIF_FPS), 6))
     every = hundredths * fps / 100 if gif else 1.0  # pictures given for each one kept
-    options: dict[str, Any] = {
-        "fps": fps,
-        "codec": "libx264",
-        "macro_block_size": 1,  # our pictures are even; it would stretch them to multiples
-        "quality": 7,
-        "ffmpeg_log_level": "error",
-        "output_params": ["-movflags", "+faststart"],  # a browser plays it before it has it all
-    }
-    if gif:
-        options = {"duration": 10 * hundredths, "loop": 0}
     temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
     count = kept = 0
 
@@ -95,8 +83,7 @@ def write_video(path: Path, fps: float) -> Iterator[Callable[[Picture, Sequence[
 
     try:
         with _failing_as_video(path):
-            kind = "GIF" if gif else "FFMPEG"
-            writer = imageio.get_writer(temporary, format=kind, mode="I", **options)
+            writer: Any = _Gif(temporary, 10 * hundredths) if gif else _mp4(temporary, fps)
         try:
             yield add
         except BaseException:
@@ -105,6 +92,8 @@ def write_video(path: Path, fps: float) -> Iterator[Callable[[Picture, Sequence[
             raise
         with _failing_as_video(path):
             writer.close()
+            if not gif:
+                _check_whole(temporary, kept)
             fsync_file(temporary)
             temporary.replace(path)
             fsync_dir(path.absolute().parent)
@@ -119,7 +108,63 @@ def _failing_as_video(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
-        raise VideoError(f"The video {path} could not be written: {error}") from error
+        why = str(error).strip().splitlines() or [type(error).__name__]  # then ffmpeg's command
+        raise VideoError(f"The video {path} could not be written: {why[0]}") from error
+
+
+def _mp4(path: Path, fps: float) -> Any:
+    """What sends pictures to ffmpeg."""
+    import imageio.v2 as imageio
+
+    return imageio.get_writer(
+        path,
+        format="FFMPEG",
+        mode="I",
+        fps=fps,
+        codec="libx264",
+        macro_block_size=1,  # our pictures are even; it would stretch them to multiples
+        quality=7,
+        ffmpeg_log_level="error",
+        output_params=["-movflags", "+faststart"],  # a browser plays it before it has it all
+    )
+
+
+def _check_whole(path: Path, pictures: int) -> None:
+    """imageio does not ask how ffmpeg ended: on a full disk it leaves a stump without a word."""
+    import imageio_ffmpeg
+
+    try:
+        found, _ = imageio_ffmpeg.count_frames_and_secs(path)
+    except RuntimeError:
+        found = 0
+    if found != pictures:
+        raise OSError(f"ffmpeg kept {found} of {pictures} pictures. Is the disk full?")
+
+
+class _Gif:
+    """Pillow writes a GIF at once; imageio's way to it fails a second time when it is let go."""
+
+    def __init__(self, path: Path, milliseconds: int) -> None:
+        self.path, self.milliseconds = path, milliseconds
+        self._pictures: list[Any] = []
+
+    def append_data(self, picture: Picture) -> None:
+        from PIL import Image
+
+        self._pictures.append(Image.fromarray(picture))
+
+    def close(self) -> None:
+        if not self._pictures:
+            raise ValueError("there is no picture.")
+        first, *rest = self._pictures
+        first.save(
+            self.path,
+            format="GIF",
+            save_all=True,
+            append_images=rest,
+            duration=self.milliseconds,
+            loop=0,
+        )
 
 
 def preview(path: Path, fps: int = 10, width: int = 256) -> tuple[bytes, tuple[int, int]]:

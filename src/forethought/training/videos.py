@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from forethought.config import ForethoughtError, RunConfig
+from forethought.config import RunConfig
 from forethought.envs import EpisodeLog
 from forethought.envs.episodes import EvaluationInterrupted
 from forethought.envs.film import Recorded
@@ -75,7 +75,7 @@ class EvaluationVideos:
                 )
         except EvaluationInterrupted:
             return  # the run is being stopped, and goes on without this video
-        except (ForethoughtError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - as for a sink: no picture ends a run
             self._failed(error)
             return
         self.tracker.event("video", file=file.name)

@@ -21,6 +21,8 @@ DOPAMINE = (
     "0.25, epsilon 0.01"
 )
 SOURCE = "results of the official TD-MPC2 repository (Hansen et al., 2024)"
+EPISODE_FRAMES, ACTION_REPEAT = 1000, 2
+"""Of the published runs on DeepMind Control."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,29 @@ class Published:
 
 def published(task: str, agent: str, config: Mapping[str, Any] | None = None) -> Published | None:
     """The published curve of an agent on a task such as dmc:cheetah-run, if there is one. `config`
-    (keys dotted) tells which of the algorithms it is that share a name."""
+    (keys dotted) tells which of the algorithms it is that share a name, and what it sees."""
     family, _, name = task.partition(":")
     if (family, agent) == ("atari", "dqn"):
         return _of_dopamine(name, config or {})
-    rows = _table().get((agent, name), []) if family == "dmc" and agent in NAMES else []
+    if family == "dmc" and agent in NAMES:
+        return _of_control(name, agent, config or {})
+    return None
+
+
+def _of_control(name: str, agent: str, config: Mapping[str, Any]) -> Published | None:
+    """From pixels where a run sees pixels; none where its episodes have another length, for then
+    returns are of another size."""
+    limit = config.get("env.eval_max_episode_steps") or config.get("env.max_episode_steps")
+    repeat = config.get("env.action_repeat") or ACTION_REPEAT
+    if limit is not None and limit * repeat != EPISODE_FRAMES:
+        return None
+    pixels = config.get("env.obs") is not None
+    rows = _table().get((f"{agent}-pixels" if pixels else agent, name), [])
     if not rows:
         return None
     frames, means, seeds = zip(*sorted(rows))
-    return Published(f"published {NAMES[agent]}", SOURCE, frames, means, seeds, action_repeat=2)
+    label = f"published {NAMES[agent]}" + (" from pixels" if pixels else "")
+    return Published(label, SOURCE, frames, means, seeds, ACTION_REPEAT)
 
 
 @functools.cache
