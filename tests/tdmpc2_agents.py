@@ -43,7 +43,7 @@ def make_agent(config: TDMPC2Config = CONFIG, seed: int = 1, **options: Any) -> 
     return TDMPC2(
         options.pop("spec", make_spec()),
         config,
-        EpisodeReplayConfig(capacity_rows=500),
+        EpisodeReplayConfig(capacity_rows=1_002),
         streams=Streams(seed),
         device=torch.device("cpu"),
         **options,

@@ -66,6 +66,22 @@ def test_an_unknown_preset_agent_or_key_names_the_nearest(refused, empty_folder)
     assert "replay.alpha belongs to replay of kind prioritized" in sentence
 
 
+def test_episodes_in_which_no_slice_fits_are_refused(refused):
+    """Nothing would ever be learned."""
+    sentence = refused(*train("--env.max_episode_steps", "2"))
+    told = "agent.horizon is 3, but must be at most 2, the decisions of an episode of"
+    assert sentence.startswith(told)
+    assert "must be at most 50" in refused(*train("--agent.horizon", "60"))
+
+
+def test_a_replay_without_room_for_a_whole_episode_is_refused(refused):
+    """Drawn per episode, only the last rows of each would be learned from: 51 rows twice."""
+    flags = ("--replay.capacity_rows", "101", "--env.num_envs", "2")
+    sentence = refused(*train(*flags))
+    assert "must be at least 102, a whole episode of gym:Pendulum-v1 for each of 2" in sentence
+    assert "--replay transitions" in sentence
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", "mps"])
 def test_a_device_that_is_not_here_is_named(refused, monkeypatch, device):
     import torch

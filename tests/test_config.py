@@ -398,6 +398,8 @@ def test_plain_values_are_those_of_yaml_1_2(kind, tmp_path, monkeypatch):
         (b"\xff\xfe\x00", "cannot be read: it is not text."),
         (b"a: [1,\nb: 2", "is not YAML in line 2"),
         (b"- 1\n- 2", "must hold keys with values"),
+        (b"agent: {}\nsteps: 9\nagent: {horizon: 2}", "line 3"),
+        (b"agent: {horizon: 2,\n  horizon: 3}", "horizon stands there twice; write it once"),
     ],
 )
 def test_an_unreadable_file_is_one_sentence_that_names_it(tmp_path, content, sentence):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from forethought.config import ConfigError, EnvConfig
-from forethought.envs import VectorEnv
+from forethought.envs import VectorEnv, make_env
 from forethought.envs.episodes import (
     EvaluationError,
     EvaluationInterrupted,
@@ -27,7 +27,7 @@ from forethought.training.evaluate import (
     evaluate_target,
 )
 from forethought.training.loop import train_run
-from tests.stub_agent import register, stub_run
+from tests.stub_agent import StubAgent, register, stub_run
 from tests.stubs import CounterEnv, EntityEnv, FaultyEnv, vector_of
 
 
@@ -68,6 +68,30 @@ def test_a_result_carries_returns_lengths_seeds_and_how_episodes_ended():
     assert result.success == (1.0, 1.0)
     assert result.mean == 10.5 and result.std == 4.5 and result.median == 10.5
     assert result.statistics()["length_mean"] == 4.0
+
+
+def test_no_evaluation_explores(tmp_path, monkeypatch):
+    """Neither in training, nor of a finished run, nor by the agent itself."""
+    asked = []
+    act = StubAgent.act_batch
+
+    def watched(self, obs, state, first, info, explore):
+        asked.append((state.generator.initial_seed(), explore))
+        return act(self, obs, state, first, info, explore)
+
+    monkeypatch.setattr(StubAgent, "act_batch", watched)
+    config = stub_run(steps=100, eval={"every_agent_steps": 50})
+    run = train_run(config, tmp_path / "run")
+    assert {explore for _, explore in asked} == {True, False}  # training itself does explore
+    exploring = {seed for seed, explore in asked if explore}
+    assert not exploring & {seed for seed, explore in asked if not explore}
+    for evaluate in (
+        lambda: evaluate_target(str(run.path), episodes=2),
+        lambda: load_agent(run.path).evaluate(make_env(config.task), episodes=2),
+    ):
+        asked.clear()
+        evaluate()
+        assert {explore for _, explore in asked} == {False}
 
 
 def test_a_step_limit_truncates():

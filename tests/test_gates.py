@@ -42,7 +42,7 @@ def test_the_agent_says_that_it_skipped_and_is_counted():
 def test_an_infinite_loss_is_named():
     metrics = {"value_loss": math.inf, "q_mean": 1.0, "nonfinite": 1.0}
     [alarm] = Gates().after_update(metrics, 7)
-    assert alarm.message.startswith("Update 7 was skipped") and "value_loss" in alarm.message
+    assert alarm.message.startswith("Update 7 was not finite") and "value_loss" in alarm.message
 
 
 def test_a_metric_that_is_not_finite_is_no_skipped_update():

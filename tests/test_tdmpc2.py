@@ -12,7 +12,7 @@ import torch
 
 from forethought.agents.base import AgentPolicy
 from forethought.agents.tdmpc2 import TDMPC2Config
-from forethought.agents.tdmpc2.act import plan_metrics
+from forethought.agents.tdmpc2.act import plan, plan_metrics
 from forethought.agents.tdmpc2.config import (
     SIZES,
     LearningRates,
@@ -31,6 +31,7 @@ from tests.tdmpc2_agents import (
     ACTION,
     CONFIG,
     OBS,
+    fill,
     make_agent,
     make_batch,
     make_spec,
@@ -180,6 +181,31 @@ def test_batched_planning_equals_planning_one_by_one() -> None:
     assert not np.allclose(actions[1], other[1])
 
 
+def test_the_next_plan_begins_with_the_last_ones_mean() -> None:
+    """Spec 1.6: shifted by a step; only an episode's first plan begins with zeros."""
+    agent = make_agent()
+    fill(agent)
+    agent.train(5)
+    obs = np.ones((1, OBS), np.float32)
+    state = agent.new_state(1, Streams(3), "test")
+    _, state = agent.act_batch(obs, state, np.array([True]), [{}], explore=False)
+    assert state.plan is not None and torch.equal(state.mean, state.plan.mean)
+    assert state.mean.abs().sum() > 0
+    drawn = state.generator.get_state()
+    found = {}
+    for first in (False, True):
+        state.generator.set_state(drawn)
+        _, later = agent.act_batch(obs, state, np.array([first]), [{}], explore=False)
+        state.generator.set_state(drawn)
+        noise = agent.model.actions.plan_noise(state.generator, 3, 1, len(agent.model.q))
+        args = (agent.model, torch.from_numpy(obs), state.mean, torch.tensor([first]), noise)
+        with torch.inference_mode():
+            wanted = plan(*args, agent.gamma, False)
+        assert torch.equal(later.mean, wanted.mean)
+        found[first] = later.mean
+    assert not torch.equal(found[False], found[True])
+
+
 def test_acting_elsewhere_does_not_disturb_the_training_stream() -> None:
     def play(disturbed: bool) -> np.ndarray:
         agent = make_agent()
@@ -270,12 +296,18 @@ def test_entropy_by_hand(formula: Any, logged: float, in_loss: float) -> None:
 
 def test_rollout_shapes_and_rewards() -> None:
     agent = make_agent(spec=make_spec(terminates=True))
-    z0, actions = torch.softmax(torch.randn(4, 16), -1), torch.zeros(6, 4, ACTION)
+    for parameter in agent.model.reward.parameters():
+        torch.nn.init.normal_(parameter)  # a new one gives 0 everywhere
+    z0, actions = torch.softmax(torch.randn(4, 16), -1), torch.randn(6, 4, ACTION)
     latents, rewards, ends = agent.model.rollout_dynamics_multi_step(z0, actions)
     assert latents.shape == (7, 4, 16)
     assert rewards.shape == ends.shape == (6, 4)
     assert torch.equal(latents[0], z0)
     torch.testing.assert_close(latents[1], agent.model.next(z0, actions[0]))
+    for t in range(6):
+        reward = agent.model.decode(agent.model.reward(latents[t], actions[t]))
+        torch.testing.assert_close(rewards[t], reward)
+    assert rewards.unique().numel() == rewards.numel()  # no two places are taken for each other
     torch.testing.assert_close(ends[2], agent.model.termination_probability(latents[3]))
     with pytest.raises(ForethoughtError, match="simulates no opponent"):
         agent.model.rollout_dynamics_multi_step(z0, actions, opponent_id=1)

@@ -105,12 +105,19 @@ def test_policy_step_that_is_not_finite_keeps_policy_and_scale() -> None:
 
 
 def test_learning_rates_per_part() -> None:
-    rates = LearningRates(encoder=1e-5, dynamics=2e-5, reward=3e-5, q=4e-5, policy=5e-5)
-    agent = make_agent(replace(CONFIG, lr=rates))
+    expected = {
+        "encoder": 1e-5,
+        "dynamics": 2e-5,
+        "reward": 3e-5,
+        "q": 4e-5,
+        "policy": 5e-5,
+        "termination": 6e-5,
+    }
+    config = replace(CONFIG, lr=LearningRates(**expected))
+    agent = make_agent(config, spec=make_spec(terminates=True))
     agent.update(make_batch(agent), agent.draw_noise())
     groups = agent.learner.optimiser.param_groups + agent.learner.policy_optimiser.param_groups
     rate_of = {parameter: group["lr"] for group in groups for parameter in group["params"]}
-    expected = {"encoder": 1e-5, "dynamics": 2e-5, "reward": 3e-5, "q": 4e-5, "policy": 5e-5}
     for part, rate in expected.items():
         assert {rate_of[p] for p in getattr(agent.model, part).parameters()} == {rate}
 

@@ -348,6 +348,7 @@ def test_a_run_whose_replay_never_held_a_slice_says_so_at_its_end(tmp_path, capl
     run = train_run(stub_run(**layers), tmp_path / "run")
     assert run.status == "done"
     assert "60 updates were never made: replay holds no whole slice" in caplog.text
+    assert "no episode has ended" in caplog.text
     kinds = [event["kind"] for event in RunDirectory.open(run.path).events()]
     assert kinds.count("updates-owed") == 1 and "never-learns" not in kinds
 

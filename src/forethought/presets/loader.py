@@ -29,6 +29,8 @@ class Plain(Resolver):
             problem = "aliases (*name) are not taken; write the value out"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[misc]
+        if isinstance(node, yaml.MappingNode):
+            _refuse_repeated_keys(node)
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -38,6 +40,18 @@ class Plain(Resolver):
         except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
             problem = f"it cannot be read ({error})"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
+
+def _refuse_repeated_keys(node: yaml.MappingNode) -> None:
+    """PyYAML takes the last and says nothing: what stood under the first would have no effect."""
+    seen = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value in seen:
+            problem = f"{key.value} stands there twice; write it once"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        seen.add(key.value)
 
 
 Plain.add_implicit_resolver(

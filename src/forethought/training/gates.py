@@ -122,7 +122,7 @@ class Gates:
             )
             return [Alarm("diverged", message, halt=True, dump=True)]
         message = (
-            f"Update {updates} was skipped: it was not finite{where} "
+            f"Update {updates} was not finite{where}: the step that it belongs to was skipped "
             f"({self.nonfinite_total} so far in this run)."
         )
         return self._rarely("nonfinite", updates, Alarm("nonfinite-update", message, dump=True))

@@ -265,10 +265,13 @@ class Trainer:
         """
         self.tracker.flush_train(self.clock)
         if self.budget.owed and not self.agent.replay.can_sample():
+            why = "no episode has ended; train longer, or set a shorter env.max_episode_steps"
+            if self.clock.episodes:
+                why = "every episode so far was too short for one; train longer"
             self._warn(
                 "updates-owed",
                 f"{self.budget.owed} updates were never made: replay holds no whole slice to learn "
-                "from; train longer, or shorten episodes with env.max_episode_steps.",
+                f"from, for {why}.",
             )
 
     # ---- state ----

@@ -86,6 +86,9 @@ class TDMPC2(Agent):
         require(fits, "agent.model.symlog_obs", squashed, rule)
         config.check_replay(replay_config.kind)
         past_ends = _past_ends(spec, config, replay_config.kind)
+        if not for_acting and not past_ends:
+            stacked = max(observations.stack.values(), default=1)
+            _check_slices(spec, config, replay_config, num_envs, history=stacked - 1)
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
@@ -399,3 +402,24 @@ def _past_ends(spec: EnvSpec, config: TDMPC2Config, kind: str) -> bool:
     insisted = config.past_ends is True
     require(not (insisted and reason), "agent.past_ends", True, f"false: {reason}")
     return insisted or (config.past_ends is None and not reason and kind == "transitions")
+
+
+def _check_slices(
+    spec: EnvSpec, config: TDMPC2Config, replay: ReplayConfig, num_envs: int, history: int
+) -> None:
+    """Refuse episodes in which no slice fits, and rings in which no whole episode does: nothing, or
+    only the ends of episodes, would be learned from."""
+    for task in spec.tasks or (spec,):
+        limit = task.max_episode_steps
+        if limit is None:
+            continue
+        rule = f"at most {limit}, the decisions of an episode of {task.task}: no slice would fit"
+        require(config.horizon <= limit, "agent.horizon", config.horizon, rule)
+        if task.terminates or replay.kind != "episodes":
+            continue  # episodes may be shorter, or are drawn from before they end
+        least = num_envs * (limit + 1 + history)
+        rule = (
+            f"at least {least}, a whole episode of {task.task} for each of {num_envs} environments,"
+            " for only whole ones are drawn from (--replay transitions draws from any)"
+        )
+        require(replay.capacity_rows >= least, "replay.capacity_rows", replay.capacity_rows, rule)

@@ -254,7 +254,7 @@ class ConstantRate:
 
 @dataclass(frozen=True)
 class LinearRate:
-    """The learning rates fall (or rise) in a straight line, after a warm-up from zero."""
+    """The learning rates fall (or rise) in a straight line, after a warm-up."""
 
     kind: ClassVar[str] = "linear"
     duration_updates: int = 500_000
@@ -262,7 +262,7 @@ class LinearRate:
     end_factor: float = 0.1
     """What the rates are multiplied by at the end and after."""
     warmup_updates: int = 0
-    """Updates over which the rates rise from zero."""
+    """Updates n over which the rates rise; the first has 1/n of the rate."""
 
     def __post_init__(self) -> None:
         _check_rate(self.duration_updates, self.end_factor, self.warmup_updates)
@@ -270,7 +270,7 @@ class LinearRate:
 
 @dataclass(frozen=True)
 class CosineRate:
-    """The learning rates fall along half a cosine, after a warm-up from zero."""
+    """The learning rates fall along half a cosine, after a warm-up."""
 
     kind: ClassVar[str] = "cosine"
     duration_updates: int = 500_000
@@ -278,7 +278,7 @@ class CosineRate:
     end_factor: float = 0.1
     """What the rates are multiplied by at the end and after."""
     warmup_updates: int = 0
-    """Updates over which the rates rise from zero."""
+    """Updates n over which the rates rise; the first has 1/n of the rate."""
 
     def __post_init__(self) -> None:
         _check_rate(self.duration_updates, self.end_factor, self.warmup_updates)

@@ -106,7 +106,8 @@ class Learner:
     def update(self, batch: TensorBatch, noise: UpdateNoise) -> Metrics:
         """Targets, rollout, losses, step; then the policy; then the target networks.
 
-        A step whose loss or gradient is not finite is left out and reported as `nonfinite`.
+        A step whose loss or gradient is not finite is left out and reported as `nonfinite`: the
+        model's, and with it all that follows; or the policy's alone.
         """
         next_z, y, value = self.targets(batch, noise)
         losses, zs = self.model_losses(batch, next_z, y, value, noise)
