@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -37,8 +38,16 @@ SHARED = {
     "replay_rows": 1_000_000,
     "learning_starts_agent_steps": LEARNING_STARTS,
 }
-"""What both sides have; SAC learns its temperature on both, TD3 has a delay of 2 and noise of 0.1,
-and of 0.2 clipped at 0.5 on its targets."""
+OWN = {
+    "sac": {"temperature": "learned, from 1", "target_entropy": "minus the action's dimensions"},
+    "td3": {
+        "policy_delay": 2,
+        "exploration_noise": 0.1,
+        "target_noise": 0.2,
+        "target_noise_clip": 0.5,
+    },
+}
+"""What both sides have, in all and by agent."""
 
 
 def ours(options: argparse.Namespace, pace: Pace, folder: Path) -> None:
@@ -99,8 +108,17 @@ def theirs(options: argparse.Namespace, pace: Pace, folder: Path) -> None:
         model: Any = SAC("MlpPolicy", env, **shared)
     else:
         size = env.action_space.shape[0]  # type: ignore[index]
-        noise = NormalActionNoise(np.zeros(size), 0.1 * np.ones(size))
-        model = TD3("MlpPolicy", env, action_noise=noise, policy_delay=2, **shared)
+        own = OWN["td3"]
+        noise = NormalActionNoise(np.zeros(size), own["exploration_noise"] * np.ones(size))
+        model = TD3(
+            "MlpPolicy",
+            env,
+            action_noise=noise,
+            policy_delay=own["policy_delay"],
+            target_policy_noise=own["target_noise"],
+            target_noise_clip=own["target_noise_clip"],
+            **shared,
+        )
     model.set_logger(configure(str(folder), ["csv"]))
     model.learn(10**9, callback=Steps())
 
@@ -114,7 +132,7 @@ def run_side(options: argparse.Namespace) -> None:
 
 def measure(agent: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:
     """Rounds of both sides with each number of environments."""
-    print(f"{agent}, {threads} threads: {json.dumps(SHARED)}")
+    print(f"{agent}, {threads} threads: {json.dumps(SHARED | OWN[agent])}")
     common = [__file__, f"--agent={agent}", f"--threads={threads}", f"--chunk={options.chunk}"]
     sides = [
         Side(f"{name}_{n}_envs", [*common, f"--side={name}", f"--envs={n}"], threads)
@@ -130,7 +148,7 @@ def measure(agent: str, threads: int, options: argparse.Namespace) -> dict[str, 
     }
     mine, other = (f"{name}_{faster[name]}_envs" for name in ("ours", "sb3"))
     ratios = sorted(row[mine] / row[other] for row in rounds)
-    found |= {"faster_envs": faster, "ratio_median": ratios[len(ratios) // 2]}
+    found |= {"faster_envs": faster, "ratio_median": statistics.median(ratios)}
     found |= {"ratio_lowest": ratios[0], "ratio_target": TARGET}
     print(
         f"  {agent}, {threads} threads: ours with {faster['ours']} environments "
@@ -161,7 +179,7 @@ def main() -> None:
         for agent in options.agents
     }
     settings = SHARED | {"threads": options.threads, "chunk_agent_steps": options.chunk}
-    settings |= {"environments": ENVS}
+    settings |= {"environments": ENVS, "by_agent": OWN}
     result = {"stable_baselines3": version("stable-baselines3"), "settings": settings}
     if not options.trial:
         print(f"written: {write('sac_td3_speed', {**result, 'agents': found})}")

@@ -65,7 +65,7 @@ def actions_of(env: Any, count: int, seed: int = 0) -> list[int]:
         ("Freeway", 1, 0.5, 7, 150),
     ],
 )
-def test_frames_equal_gymnasiums_preprocessing(name, repeat, sticky, noop_max, steps):
+def test_confirmed_frames_equal_gymnasiums_preprocessing(name, repeat, sticky, noop_max, steps):
     """The same seed and actions: the same frames, rewards, lives and ends, also where actions
     stick. But for the last frame of a game that ends inside a decision, which gymnasium forgets."""
     ours = game(name, repeat, sticky, noop_max=noop_max)

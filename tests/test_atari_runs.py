@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -254,7 +256,7 @@ def test_rewards_are_summed_before_their_sign_is_taken():
 # Evaluation
 
 
-def test_episodic_life_is_absent_in_evaluations():
+def test_confirmed_episodic_life_is_absent_in_evaluations():
     """Seed 004, confirmed correct: evaluations play whole games with raw rewards."""
     config = EnvConfig(atari=AtariConfig(life_loss=True))
     assert config.training["atari"].life_loss
@@ -264,6 +266,16 @@ def test_episodic_life_is_absent_in_evaluations():
         env = evaluator.env
         assert env.spec_for_agent.columns == ()
         evaluator.close()
+
+
+def test_finding_7_no_frame_skip_is_written_into_training():
+    """Of the numbers in the room of training, none is a 4 that multiplies or divides frames."""
+    for file in sorted(Path(evaluate.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.BinOp):
+                sides = [ast.unparse(side) for side in (node.left, node.right)]
+                counts = any(word in " ".join(sides) for word in ("frame", "step", "repeat"))
+                assert not (counts and "4" in sides), f"{file.name}: {ast.unparse(node)}"
 
 
 @pytest.mark.parametrize(

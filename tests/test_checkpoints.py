@@ -42,7 +42,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path, monkeypatch):
     assert path.name == "step-000000100"
 
 
-def test_the_catalog_lists_step_frames_path_score_time_and_hash(run):
+def test_finding_17_the_catalog_lists_step_frames_path_score_time_and_hash(run):
     """dqn.md, finding 17."""
     entries = files.read_json(run / "checkpoints" / "catalog.json")
     assert [entry["path"] for entry in entries] == names(run)

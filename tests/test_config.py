@@ -330,7 +330,7 @@ def test_a_configuration_cannot_be_changed():
 # Differences (dqn.md section 3, item 22).
 
 
-def test_diff_gives_exactly_the_rows_that_differ():
+def test_finding_22_diff_gives_exactly_the_rows_that_differ():
     a = {"seed": 1, "env": {"num_envs": 1, "workers": False}, "old": 3}
     b = {"seed": 2, "env": {"num_envs": 1, "workers": False, "limit": 7}}
     assert diff(a, b) == [

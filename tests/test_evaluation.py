@@ -58,7 +58,7 @@ def result_of(played: Played) -> EvalResult:
     return EvalResult.of(played, "stub", "still")
 
 
-def test_a_result_carries_returns_lengths_seeds_and_how_episodes_ended():
+def test_finding_12_a_result_carries_returns_lengths_seeds_and_how_episodes_ended():
     result = result_of(run_episodes(Still(), counters(3, 5), [11, 12]))
     assert result.lengths == (3, 5)
     assert result.returns == (6.0, 15.0)  # 1+2+3, 1+2+3+4+5

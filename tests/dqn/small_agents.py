@@ -27,10 +27,18 @@ from forethought.spaces.spec import EnvSpec
 OBS, ACTIONS = 5, 3
 DISTRIBUTIONS: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
-    "c51": {"kind": "c51", "atoms": 11},
-    "qr": {"kind": "qr", "quantiles": 6},
-    "iqn": {"kind": "iqn", "taus": 4, "target_taus": 5, "policy_taus": 6, "cosines": 8},
+    "c51": {"kind": "c51", "atoms": 11, "v_min": -8.0, "v_max": 12.0},
+    "qr": {"kind": "qr", "quantiles": 6, "kappa": 0.7},
+    "iqn": {
+        "kind": "iqn",
+        "taus": 4,
+        "target_taus": 5,
+        "policy_taus": 6,
+        "cosines": 8,
+        "kappa": 1.4,
+    },
 }
+"""No value is a default: one that is not passed on shows."""
 SMALL = {"network": {"kind": "mlp", "layers": [16], "hidden_units": 12}, "batch_size": 8}
 RUN: dict[str, Any] = {
     "steps": 400,

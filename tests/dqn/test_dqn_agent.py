@@ -15,6 +15,7 @@ from forethought.agents.dqn.config import LinearEpsilon, NoEpsilon
 from forethought.agents.dqn.heads import QNetwork
 from forethought.clock import Clock
 from forethought.config import ConfigError, ForethoughtError
+from forethought.replay.rows import LIFE_LOST
 from forethought.spaces.spec import Column
 from tests.dqn.small_agents import (
     ACTIONS,
@@ -287,6 +288,76 @@ def test_the_stack_seen_in_acting_is_the_stack_replayed(monkeypatch):
         assert torch.equal(batch.obs[b], seen[row][0])
         assert torch.equal(batch.next_obs[b], seen[row + 1][0])
     assert not seen[0][0, :3].any() and not seen[7][0, :3].any() and seen[3].all()
+
+
+def test_frames_of_random_play_before_learning_are_in_the_acting_stack(monkeypatch):
+    """Somebody else decides the first steps; the agent's own first decision sees their frames."""
+    spec = image_spec((12, 12), actions=3)
+    given = {"network": {"kind": "minatar"}, "epsilon": {"kind": "none"}, "frames": 3}
+    agent = make_agent(options(**given), spec=spec)
+    state, rng, seen = acting(agent, 1), np.random.default_rng(0), []
+    monkeypatch.setattr(
+        agent.online, "forward", lambda x, *rest: (seen.append(x), torch.zeros(1, 3, 1))[1]
+    )
+    frames = [rng.integers(1, 256, (12, 12), dtype=np.uint8) for _ in range(6)]
+    for t, frame in enumerate(frames[:-1]):
+        assert agent.observe(frame[None], state, np.array([t == 0]))
+    agent.act_batch(frames[-1][None], state, np.array([False]), [{}], True)
+    assert torch.equal(seen[0][0], torch.from_numpy(np.stack(frames[-3:])))
+
+
+def test_the_replay_has_what_the_agent_and_the_task_say():
+    """n steps, signs of rewards, lost lives as ends, and as many frames as configured."""
+    lost = Column(LIFE_LOST, (), np.dtype(np.bool_), "life_lost")
+    spec = replace(image_spec((12, 12), actions=3), columns=(lost,), sign_rewards=True)
+    given = {"network": {"kind": "minatar"}, "n_step": 3, "frames": 2, "gamma": 0.5}
+    agent = make_agent(options(**given), spec=spec)
+    for t in range(9):
+        row = {"obs": np.full((12, 12), t, np.uint8), "terminated": False, "truncated": t == 8}
+        row |= {"is_first": t == 0, LIFE_LOST: t == 5}
+        if t:
+            row |= {"action": np.int64(0), "reward": 5.0 if t % 2 else -7.0}
+        agent.store_transition(row)
+    batch = agent.transitions.sample(200)
+    assert batch.obs.shape == (200, 2, 12, 12)
+    found = {}
+    for b in range(200):
+        now, later = int(batch.obs[b, -1, 0, 0]), int(batch.next_obs[b, -1, 0, 0])
+        found[now] = (later - now, batch.reward[b].item(), batch.discount[b].item())
+    # From x_1 on the rewards are -1, 1, -1: their sum with gamma 0.5 is -0.75, then 0.125 follows.
+    assert found[1] == (3, -0.75, 0.125)
+    assert found[0] == (3, 0.75, 0.125)
+    # The life is lost on the way to x_5: what lies behind does not count.
+    assert (found[4][1], found[4][2]) == (1.0, 0.0)
+    assert (found[3][1], found[3][2]) == (-1.0 + 0.5 * 1.0, 0.0)
+    assert found[5][1:] == (-0.75, 0.125)
+
+
+def test_finding_1_beta_of_the_agent_s_own_updates_ends_at_1():
+    agent = make_agent(replay=prioritized(beta_start=0.4, beta_anneal_updates=4))
+    fill(agent)
+    clock = Clock(1)
+    agent.follow(clock, 100)
+    seen = []
+    for updates in (0, 1, 2, 3, 4, 9):
+        clock.updates = updates
+        seen.append(agent.train(1)["beta"])
+    assert seen == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0, 1.0], abs=1e-12)
+    assert "beta" in agent.metric_names
+    assert "beta" not in make_agent().metric_names
+
+
+def test_policy_of_iqn_looks_at_as_many_fractions_as_configured(monkeypatch):
+    agent = make_agent(options(distribution=DISTRIBUTIONS["iqn"], epsilon={"kind": "none"}))
+    seen = []
+    real = QNetwork.forward
+    monkeypatch.setattr(
+        QNetwork,
+        "forward",
+        lambda self, x, noise=None, tau=None: (seen.append(tau), real(self, x, noise, tau))[1],
+    )
+    agent.act(np.zeros(OBS, np.float32))
+    assert seen[0].shape[-1] == 6
 
 
 # Masks and other action spaces

@@ -215,7 +215,7 @@ def gradients(steps=50):
     return [RNG.normal(size=12) * scale for _ in range(steps)]
 
 
-def test_rmsprop_agrees_with_the_released_code_over_50_steps():
+def test_confirmed_rmsprop_agrees_with_the_released_code_over_50_steps():
     """Seed 004, confirmed correct 'DeepMind RMSProp' (which had a momentum that is not there)."""
     start, dws = RNG.normal(size=12), gradients()
     weight = torch.nn.Parameter(torch.from_numpy(start.copy()))
@@ -225,6 +225,18 @@ def test_rmsprop_agrees_with_the_released_code_over_50_steps():
         weight.grad = torch.from_numpy(dw)
         optimiser.step()
         np.testing.assert_allclose(weight.detach().numpy(), after, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.01])
+def test_rmsprop_stays_finite_where_gradients_hardly_change(epsilon):
+    """In float32 the variance of a constant is rounded below zero, and further than epsilon."""
+    weight = torch.nn.Parameter(torch.zeros(1000))
+    optimiser = DeepMindRMSProp([weight], lr=2.5e-4, decay=0.95, epsilon=epsilon)
+    same = 300 * torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    for _ in range(400):
+        weight.grad = same.clone()
+        optimiser.step()
+    assert torch.isfinite(weight).all()
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.95])

@@ -90,6 +90,26 @@ def test_small_is_double_dqn_on_vectors():
     assert toggles("dqn_small") == {**PLAIN, "double": True, "n_step": 5, "network": "mlp"}
 
 
+@pytest.mark.parametrize("name", ["dqn_minatar", "dqn_small", "debug"])
+def test_noisy_layers_have_no_epsilon_where_only_a_preset_of_sizes_names_one(name):
+    """Spec: noisy with epsilon only where epsilon is set explicitly."""
+    task, noisy = "minatar:breakout", {"noisy": {"kind": "factorised"}}
+    assert run(name, task=task, agent=noisy).agent.exploration.kind == "none"
+    explicit = {**noisy, "epsilon": {"kind": "linear"}}
+    assert run(name, task=task, agent=explicit).agent.exploration.kind == "linear"
+
+
+def test_presets_of_one_agent_are_refused_by_the_others():
+    for name in presets.names():
+        owner = name.split("_")[0]
+        owner = {"multi": "tdmpc2", "quickstart": "tdmpc2"}.get(owner, owner)
+        if owner not in ("dqn", "sac", "td3", "tdmpc2"):
+            continue  # for several of them
+        for agent in {"dqn", "sac", "td3", "tdmpc2"} - {owner}:
+            with pytest.raises(ConfigError, match=f"Preset {name} has nothing for agent {agent}"):
+                presets.for_agent(name, agent)
+
+
 def test_minatar_alone_is_plain():
     assert toggles("dqn_minatar", task="minatar:breakout") == {**PLAIN, "network": "minatar"}
 
@@ -157,7 +177,10 @@ def test_without_a_preset_a_run_learns_every_fourth_step_from_uniform_replay():
         ),
         ({"network": {"kind": "nature", "spectral_norm": True}}, "of kind impala"),
         ({"target": {"kind": "updates", "period_agent_steps": 8}}, "of kind agent_steps"),
-        ({"epsilon": {"kind": "none", "end": 0.1}}, "belongs to agent.epsilon of kind linear"),
+        (
+            {"epsilon": {"kind": "none", "end": 0.1}},
+            "agent.epsilon of kind auto, linear",
+        ),
         (
             {"epsilon": {"kind": "linear", "off_after_agent_steps": 5}},
             "must be at least agent.epsilon.decay",

@@ -77,12 +77,12 @@ def test_c51_target_is_the_projected_distribution_of_the_best_action():
     learner, batch = make_learner(options(distribution=DISTRIBUTIONS["c51"])), transitions()
     ours = learner.targets(batch, drawn(learner))
     logits = values(learner.target, batch.next_obs)
-    atoms = np.linspace(-10, 10, 11)
+    atoms = np.linspace(-8, 12, 11)
     for b in range(8):
         chances = [slow.softmax(logits[b, a].tolist()) for a in range(ACTIONS)]
         a = slow.best([float(np.dot(p, atoms)) for p in chances])
         reward, discount = batch.reward[b].item(), batch.discount[b].item()
-        same(ours[b], slow.project(chances[a], reward, discount, -10, 10))
+        same(ours[b], slow.project(chances[a], reward, discount, -8, 12))
 
 
 @pytest.mark.parametrize("double", [False, True])
@@ -101,30 +101,36 @@ def test_quantile_target_is_that_of_the_action_with_the_best_mean(kind, double):
     assert ours.shape[1] == {"qr": 6, "iqn": 5}[kind]
 
 
+@pytest.mark.parametrize("noisy", [{"kind": "none"}, NOISY], ids=["plain", "noisy"])
 @pytest.mark.parametrize("kind", ["none", "qr", "iqn"])
-def test_munchausen_target_of_each_distribution(kind):
-    munchausen = {"kind": "on"}
-    learner = make_learner(options(distribution=DISTRIBUTIONS[kind], munchausen=munchausen))
+def test_munchausen_target_of_each_distribution(kind, noisy):
+    munchausen = {"kind": "on", "alpha": 0.8, "temperature": 0.05, "clip": -0.06}
+    given = {"distribution": DISTRIBUTIONS[kind], "munchausen": munchausen, "noisy": noisy}
+    learner = make_learner(options(**given))
     batch, noise = transitions(), drawn(learner)
     ours = learner.targets(batch, noise)
-    out = values(learner.target, batch.next_obs, None, noise.target_tau)  # [B, A, N']
-    q_next = values(learner.target, batch.next_obs, None, noise.select_tau).mean(-1)
-    q_now = values(learner.target, batch.obs, None, noise.now_tau).mean(-1)
+    of_target = noise.target
+    out = values(learner.target, batch.next_obs, of_target, noise.target_tau)  # [B, A, N']
+    q_next = values(learner.target, batch.next_obs, of_target, noise.select_tau).mean(-1)
+    q_now = values(learner.target, batch.obs, of_target, noise.now_tau).mean(-1)
+    clipped = 0
     for b in range(8):
-        now = slow.log_policy(q_now[b].tolist(), 0.03)[int(batch.action[b])]
-        reward = batch.reward[b].item() + 0.9 * min(max(0.03 * now, -1.0), 0.0)
-        logs = slow.log_policy(q_next[b].tolist(), 0.03)
+        now = slow.log_policy(q_now[b].tolist(), 0.05)[int(batch.action[b])]
+        clipped += 0.05 * now < -0.06
+        reward = batch.reward[b].item() + 0.8 * min(max(0.05 * now, -0.06), 0.0)
+        logs = slow.log_policy(q_next[b].tolist(), 0.05)
         soft = [
-            sum(np.exp(p) * (z - 0.03 * p) for p, z in zip(logs, out[b, :, n].tolist()))
+            sum(np.exp(p) * (z - 0.05 * p) for p, z in zip(logs, out[b, :, n].tolist()))
             for n in range(out.shape[2])
         ]
         same(ours[b], [reward + batch.discount[b].item() * v for v in soft])
     if kind == "none":
         wanted = slow.munchausen_target(
             batch.reward[0].item(), 0.9, q_now[0].tolist(), int(batch.action[0]),
-            q_next[0].tolist(), 0.9, 0.03, -1.0,
+            q_next[0].tolist(), 0.8, 0.05, -0.06,
         )  # fmt: skip
         assert ours[0, 0].item() == pytest.approx(wanted, rel=1e-6)
+    assert 0 < clipped < 8, "the bonus must be clipped somewhere, and not everywhere"
 
 
 # Loss and step
@@ -133,13 +139,14 @@ def test_munchausen_target_of_each_distribution(kind):
 def slow_loss(learner, batch, y, noise, b):
     out = values(learner.online, batch.obs, noise.online, noise.tau)[b, batch.action[b]].tolist()
     goal, kind = y[b].tolist(), learner.config.distribution.kind
+    kappa = {"qr": 0.7, "iqn": 1.4}.get(kind, 1.0)
     if kind == "none":
         return slow.huber(goal[0] - out[0])
     if kind == "c51":
         return slow.cross_entropy(out, goal)
     n = len(out)
     tau = noise.tau[b].tolist() if kind == "iqn" else [(2 * i + 1) / (2 * n) for i in range(n)]
-    return slow.quantile_huber(out, goal, tau, 1.0)
+    return slow.quantile_huber(out, goal, tau, kappa)
 
 
 @pytest.mark.parametrize("noisy", [{"kind": "none"}, NOISY], ids=["plain", "noisy"])
@@ -185,6 +192,21 @@ def test_rmsprop_sums_over_the_batch_and_adam_averages():
     batch = transitions()
     summed = gradient(options(optimiser={"kind": "deepmind_rmsprop"}), batch)
     torch.testing.assert_close(summed, 8 * gradient(options(), batch))
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "wanted"),
+    [
+        ({"kind": "adam", "lr": 3e-5, "epsilon": 7e-4}, {"lr": 3e-5, "eps": 7e-4}),
+        (
+            {"kind": "deepmind_rmsprop", "lr": 3e-5, "decay": 0.9, "epsilon": 0.02},
+            {"lr": 3e-5, "decay": 0.9, "epsilon": 0.02},
+        ),
+    ],
+)
+def test_the_optimiser_has_what_the_configuration_says(optimiser, wanted):
+    (group,) = make_learner(options(optimiser=optimiser)).optimiser.param_groups
+    assert {name: group[name] for name in wanted} == wanted
 
 
 def test_confirmed_only_the_taken_action_is_learned():

@@ -5,6 +5,7 @@ Every forged file here has checksums that fit, unless the test is about the chec
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pickle
@@ -19,6 +20,7 @@ import pytest
 import torch
 import yaml
 
+import forethought
 from forethought import files, presets
 from forethought.config import ForethoughtError
 from forethought.files import FileError
@@ -113,6 +115,20 @@ def bombs(mark: Path) -> list[bytes]:
 def test_the_bomb_works(tmp_path):
     pickle.loads(bombs(tmp_path / "mark")[0])  # noqa: S301
     assert (tmp_path / "mark").exists()
+
+
+def test_finding_18_nothing_of_the_package_loads_a_pickle_by_itself():
+    """Every torch.load says weights_only, and no unpickler or numpy loader of objects is called."""
+    for file in sorted(Path(forethought.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            words = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            if called == "torch.load":
+                assert words.get("weights_only") == "True", f"{file.name}:{node.lineno}"
+            assert called not in ("pickle.load", "pickle.loads", "pickle.Unpickler"), file.name
+            assert words.get("allow_pickle", "False") == "False", f"{file.name}:{node.lineno}"
 
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])

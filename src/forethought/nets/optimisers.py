@@ -108,6 +108,9 @@ class DeepMindRMSProp(torch.optim.Optimizer):
             torch._foreach_mul_(g2, group["decay"])
             torch._foreach_addcmul_(g2, dw, dw, value=keep)
             root = torch._foreach_addcmul(g2, g, g, value=-1.0)
+            # A variance: where a gradient hardly changes, rounding takes it below 0, and beyond
+            # epsilon if the gradient is large.
+            torch._foreach_clamp_min_(root, 0.0)
             torch._foreach_add_(root, group["epsilon"])
             torch._foreach_sqrt_(root)
             torch._foreach_addcdiv_(weights, dw, root, value=-group["lr"])

@@ -189,13 +189,6 @@ class FactorisedNoise:
 
 
 @dataclass(frozen=True)
-class AutoEpsilon:
-    """linear with its defaults, but none beside noisy layers, which explore by themselves."""
-
-    kind: ClassVar[str] = "auto"
-
-
-@dataclass(frozen=True)
 class LinearEpsilon:
     """Random actions with a probability that falls; its clock starts when the warm-up ends."""
 
@@ -217,6 +210,13 @@ class LinearEpsilon:
         require(steps >= 1, where + "decay_agent_steps", steps, "at least 1")
         rule = f"at least agent.epsilon.decay_agent_steps ({steps})"
         require(off is None or off >= steps, where + "off_after_agent_steps", off, rule)
+
+
+@dataclass(frozen=True)
+class AutoEpsilon(LinearEpsilon):
+    """linear, but none beside noisy layers, which explore by themselves."""
+
+    kind: ClassVar[str] = "auto"
 
 
 @dataclass(frozen=True)
@@ -382,4 +382,6 @@ class DQNConfig:
         """Random actions beside noisy layers only where they are asked for."""
         if not isinstance(self.epsilon, AutoEpsilon):
             return self.epsilon
-        return NoEpsilon() if isinstance(self.noisy, FactorisedNoise) else LinearEpsilon()
+        if isinstance(self.noisy, FactorisedNoise):
+            return NoEpsilon()
+        return LinearEpsilon(**vars(self.epsilon))
