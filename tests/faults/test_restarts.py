@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from functools import partial
 from multiprocessing import active_children
@@ -18,6 +19,7 @@ from forethought import files
 from forethought.cli import main
 from forethought.config import EnvConfig, to_dict
 from forethought.envs import EnvError, EnvFailure
+from forethought.files import FileError
 from forethought.seeding import Streams
 from forethought.tracking import RunDirectory
 from forethought.training.build import load_agent
@@ -131,11 +133,26 @@ def test_case_15_a_run_that_halts_ends_with_the_command_that_goes_on(tmp_path, m
     assert main(["resume", str(path)]) == 0
 
 
-def test_case_15_a_run_that_fails_before_it_has_saved_offers_no_resume(tmp_path, monkeypatch):
+def test_case_15_a_run_that_fails_before_it_has_saved_is_begun_by_a_resume(tmp_path, monkeypatch):
+    """Its directory holds its configuration, and nothing that could be lost."""
     choose(monkeypatch, [(0, 0)])
+    path = tmp_path / "run"
     with pytest.raises(EnvFailure) as caught:
-        train_run(stub_run(task("reset")), tmp_path / "run")
-    assert "forethought resume" not in "".join(caught.value.__notes__)
+        train_run(stub_run(task("reset")), path)
+    assert f"forethought resume {path}" in "".join(caught.value.__notes__)
+    monkeypatch.delenv(VARIABLE)
+    assert resume_run(path).status == "done"
+    train_run(stub_run(task("reset")), tmp_path / "undisturbed")
+    assert training_record(path) == training_record(tmp_path / "undisturbed")
+
+
+def test_case_15_a_run_with_records_but_no_checkpoint_is_not_begun_anew(tmp_path):
+    """Somebody deleted them: what it recorded must not be cut off."""
+    run = train_run(stub_run(steps=100), tmp_path / "run")
+    shutil.rmtree(run.path / "checkpoints")
+    (run.path / "checkpoints").mkdir()
+    with pytest.raises(FileError, match="holds no complete checkpoint"):
+        resume_run(run.path)
 
 
 def test_case_15_the_agent_is_told_that_another_episode_began(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from forethought.training.loop import resume_run, train_run
 from forethought.training.signals import Interrupted, Stop
 from tests.faults.conftest import MOMENTS, TWO
 from tests.forked import forked, pause_at
-from tests.stub_agent import stub_run, training_record
+from tests.stub_agent import register, stub_run, training_record
 from tests.stubs import CounterEnv
 
 EACH = pytest.mark.parametrize(
@@ -147,9 +147,15 @@ def test_case_18_before_the_first_checkpoint_a_hang_says_that_nothing_was_begun(
     run = train_run(stub_run(), tmp_path / "run")
     assert (run.status, run.exit_code) == ("interrupted", 143)
     assert capfd.readouterr().err.endswith(
-        f"Stopped before the first checkpoint: nothing was begun, {run.path} can be deleted.\n"
+        "Stopped before the first checkpoint: nothing was begun. Continue with: forethought resume "
+        f"{run.path}\n"
     )
     assert files.published(run.path / "checkpoints") == []
+    monkeypatch.undo()
+    register(monkeypatch)
+    assert resume_run(run.path).status == "done"
+    train_run(stub_run(), tmp_path / "undisturbed")
+    assert training_record(run.path) == training_record(tmp_path / "undisturbed")
 
 
 class SignalledEnv(CounterEnv):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from forethought.agents.base import Agent
 from forethought.config import ConfigError, ForethoughtError, RunConfig, to_dict
 from forethought.envs.episodes import EvaluationInterrupted
 from forethought.files import FileError
-from forethought.tracking import RunDirectory, make_sinks
+from forethought.tracking import RunDirectory, make_sinks, read_rows
 from forethought.training.build import build_parts, changed_keys, read_config
 from forethought.training.checkpoint import Checkpoints
 from forethought.training.contents import step_of, try_out
@@ -64,15 +65,14 @@ def train_run(config: RunConfig, out: Path | None = None) -> Run:
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop(NOT_BEGUN))
         config = with_whole_paths(config)
-        sinks = make_sinks(config.track, config.rhythm.total, config.rhythm.unit)
-        parts = build_parts(config)
-        stack.callback(parts.close)
-        begin_from(parts.agent, config)
-        stop.politely()
-        run = RunDirectory.create(out, to_dict(config), config.agent_name, config.task, config.seed)
-        stack.enter_context(run.lock())
-        trainer = _trainer_of(config)(config, run, parts, sinks)
-        return _carry_out(trainer, None, stop)
+
+        def create() -> RunDirectory:
+            about = config.agent_name, config.task, config.seed
+            run = RunDirectory.create(out, to_dict(config), *about)
+            stack.enter_context(run.lock())
+            return run
+
+        return _begin(config, create, stack, stop)
 
 
 def resume_run(path: Path, steps: int | None = None, override: bool = False) -> Run:
@@ -88,6 +88,10 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
         checkpoints = Checkpoints(run)
         for note in (*files.recover(run.checkpoints), *checkpoints.catalog.sync()):
             run.event("checkpoints-mended", note=note)
+        if _unbegun(run):
+            config = config.with_total(steps or config.rhythm.total)
+            _write_config(run, config)
+            return _begin(config, lambda: run, stack, stop)
         folder, skipped = checkpoints.newest()
         changes = changed_keys(folder, config)
         if changes and not override:
@@ -116,11 +120,37 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
             run.event("configuration-overridden", checkpoint=folder.name, changes=changes)
             print(f"Goes on with what config.yaml says now: {'; '.join(changes)}.")
         if config != was:
-            text = yaml.safe_dump(to_dict(config), sort_keys=False)
-            files.write_text_atomic(run.path / "config.yaml", text)
+            _write_config(run, config)
         sinks = make_sinks(config.track, config.rhythm.total, config.rhythm.unit)
         trainer = _trainer_of(config)(config, run, parts, sinks)
         return _carry_out(trainer, folder, stop)
+
+
+def _unbegun(run: RunDirectory) -> bool:
+    """Whether nothing was saved and nothing recorded: it failed, or was killed, before that."""
+    tables = (run.train_csv, run.episodes_csv, run.eval_csv)
+    recorded = any(read_rows(table)[0] for table in tables if table.exists())
+    return not recorded and not files.published(run.checkpoints)
+
+
+def _begin(
+    config: RunConfig,
+    directory: Callable[[], RunDirectory],
+    stack: contextlib.ExitStack,
+    stop: Stop,
+) -> Run:
+    """Trains a run from its start; `directory` is asked for when all else is there."""
+    sinks = make_sinks(config.track, config.rhythm.total, config.rhythm.unit)
+    parts = build_parts(config)
+    stack.callback(parts.close)
+    begin_from(parts.agent, config)
+    stop.politely()
+    return _carry_out(_trainer_of(config)(config, directory(), parts, sinks), None, stop)
+
+
+def _write_config(run: RunDirectory, config: RunConfig) -> None:
+    text = yaml.safe_dump(to_dict(config), sort_keys=False)
+    files.write_text_atomic(run.path / "config.yaml", text)
 
 
 def _trainer_of(config: RunConfig) -> type[Trainer]:
@@ -209,7 +239,7 @@ def _carry_out(trainer: Trainer, checkpoint: Path | None, stop: Stop) -> Run:
         with contextlib.suppress(FileError):
             run.update(status="failed", error=sentence(error))
         trainer.tracker.event("failed", error=sentence(error))
-        if began:
+        if began or checkpoint is None:
             say_how_to_go_on(trainer, error)
         raise
     finally:
