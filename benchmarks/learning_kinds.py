@@ -29,6 +29,7 @@ from runs import (
     curve,
     evaluated,
     forethought,
+    interval_over_seeds,
     minutes_of_training,
     origin,
     train_or_resume,
@@ -101,7 +102,7 @@ def outcome(run: Path, seed: int, episodes: int) -> dict[str, Any]:
 
 
 def interval(values: Sequence[float]) -> list[float] | None:
-    """95 percent bootstrap interval of a mean; none of a single value."""
+    """95 percent bootstrap interval of a mean over many episodes; none of a single one."""
     found = estimate(mean, [np.asarray(values, np.float64)])
     return None if found.low is None or found.high is None else [found.low, found.high]
 
@@ -110,7 +111,7 @@ def summary(runs: list[dict[str, Any]], aim: float | None) -> dict[str, Any]:
     """Scores of all seeds beside random play's, and whether they are apart."""
     scores = [run["return_mean"] for run in runs]
     chance = [value for run in runs for value in run["random_returns"]]
-    ours, random = interval(scores), interval(chance)
+    ours, random = interval_over_seeds(scores), interval(chance)
     return {
         "return_mean": statistics.mean(scores),
         "interval_over_seeds": ours,

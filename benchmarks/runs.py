@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -79,6 +81,24 @@ def evaluated(run: Path, episodes: int, *flags: str) -> dict[str, Any]:
         forethought("evaluate", str(run), "--episodes", str(episodes), "--json", *flags)
     )
     return found
+
+
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t, two-sided 95 percent, for 1 to 9 degrees of freedom."""
+
+
+def interval_over_seeds(values: Sequence[float]) -> list[float] | None:
+    """Student's 95 percent interval of a mean over seeds; none of a single one.
+
+    Not a bootstrap: from three seeds that can never leave the range of the three.
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    if n - 2 >= len(T_95):
+        raise ValueError(f"Student's t is known here for up to {len(T_95) + 1} seeds, not {n}.")
+    mean, half = statistics.mean(values), T_95[n - 2] * statistics.stdev(values) / math.sqrt(n)
+    return [mean - half, mean + half]
 
 
 def curve(run: Path) -> list[list[float]]:

@@ -51,9 +51,24 @@ def test_the_ablations_success_test_asks_for_two_tasks_and_a_low_cost(
     gained = {"x": 103.0, "y": second_task}
     runs = [made(task, "a0", seed, 100.0) for task in "xy" for seed in (1, 2)]
     runs += [made(task, "a4", seed, gained[task]) for task in "xy" for seed in (1, 2)]
-    judged = ablation.verdict(ablation.compare(runs), {"a4": {"overhead_percent": percent}})
+    cost = {"overhead_percent": percent, "parameters_percent": 10.0}
+    judged = ablation.verdict(ablation.compare(runs), {"a4": cost})
     assert judged["met"] is judged["variants"]["a4"]["met"] is met
-    assert judged["sentence"].endswith("was met by a4." if met else "was met by none of them.")
+    assert f"was met by {'a4' if met else 'none of them'}; with time alone" in judged["sentence"]
+    heavy = ablation.verdict(ablation.compare(runs), {"a4": {**cost, "parameters_percent": 17.0}})
+    assert heavy["met"] is False and heavy["variants"]["a4"]["met_by_time_alone"] is met
+
+
+def test_the_ablation_judges_nothing_by_a_part_of_its_runs(ablation: Any) -> None:
+    runs = [made(task, v, seed, 100.0) for task in "xy" for v in ("a0", "a4") for seed in (1, 2)]
+    cost = {"a4": {"overhead_percent": 1.0, "parameters_percent": 1.0}}
+    one_task = [run for run in runs if run["task"] == "x"]
+    one_seed = [run for run in runs if run["seed"] == 1]
+    without_a0 = [run for run in runs if run["variant"] != "a0"]
+    for found, missing in [(runs, 1), ([], 8), (one_task, 0), (one_seed, 0), (without_a0, 0)]:
+        judged = ablation.verdict(ablation.compare(found), cost, missing)
+        assert judged["met"] is None and "cannot be judged" in judged["sentence"]
+    assert ablation.verdict(ablation.compare(runs), cost)["met"] is False
 
 
 def test_the_ablation_reads_errors_over_time_from_a_run(ablation: Any, run: Path) -> None:
