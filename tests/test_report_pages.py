@@ -260,6 +260,14 @@ def test_the_same_seed_twice_counts_once_the_newer(tmp_path):
     assert "old has the seed and configuration of" in found.notes[0]
 
 
+def test_a_short_repetition_does_not_hide_a_run_that_went_further(tmp_path):
+    make_run(tmp_path / "new", {100: 20.0}).update(created_utc="2026-02-02")
+    make_run(tmp_path / "old", {100: 10.0, 200: 30.0}).update(created_utc="2026-01-01")
+    found = collect([tmp_path])
+    assert found.tasks[TASK][0].scores.tolist() == [30.0]
+    assert found.notes[0].endswith("old, which went further: it is left out.")
+
+
 def test_seeds_are_compared_where_all_have_been(tmp_path):
     make_run(tmp_path / "a", {100: 10.0, 200: 99.0}, seed=1)
     make_run(tmp_path / "b", {100: 20.0}, seed=2, status="running")

@@ -19,7 +19,7 @@ from forethought.report.groups import (
     between_notes,
     fair_frames,
     make_group,
-    newest_per_seed,
+    one_per_seed,
 )
 from forethought.report.methods import differing_keys, printable, show, tells_apart
 from forethought.report.runs import RunRecord, read_runs
@@ -132,15 +132,15 @@ def _side(place: str, notes: list[str]) -> Side:
     every, found = read_runs([Path(place)])
     notes += found + [note for record in every for note in record.notes]
     notes += [record.no_evaluation for record in every if not record.evaluations]
-    newest = newest_per_seed([record for record in every if record.evaluations], notes)
-    kept = {record.path for record in newest}
+    single = one_per_seed([record for record in every if record.evaluations], notes)
+    kept = {record.path for record in single}
     records = [record for record in every if record.path in kept or not record.evaluations]
     keys = differing_keys([record.config for record in records])
     mixed = [key for key in keys if key == "task" or tells_apart(key)]
     if mixed:
         notes.append(f"{place} holds runs that also differ in {', '.join(mixed[:5])}.")
     groups = {}
-    for task in sorted({record.task for record in newest}):
+    for task in sorted({record.task for record in single}):
         own = [record for record in records if record.path in kept and record.task == task]
         groups[task] = make_group(place, own, notes)
     return Side(place, tuple(records), _joined(records), groups)

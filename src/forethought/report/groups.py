@@ -306,7 +306,7 @@ def collect(places: Iterable[Path]) -> Collection:
     for record in records:
         notes += record.notes
     notes += [record.no_evaluation for record in records if not record.evaluations]
-    shown = newest_per_seed([record for record in records if record.evaluations], notes)
+    shown = one_per_seed([record for record in records if record.evaluations], notes)
     keys = list(dict.fromkeys(method_of(record) for record in shown))
     found = [settings(_first(shown, key)) for key in keys]
     played = [{record.task for record in shown if method_of(record) == key} for key in keys]
@@ -342,14 +342,21 @@ def _length_note(group: Group) -> Iterable[str]:
         yield f"{where}, which all seeds have reached; {seeds} went on."
 
 
-def newest_per_seed(records: Iterable[RunRecord], notes: list[str]) -> list[RunRecord]:
-    """The same seed twice is no second sample: the newer run counts."""
+def one_per_seed(records: Iterable[RunRecord], notes: list[str]) -> list[RunRecord]:
+    """The same seed twice is no second sample: the run that went further counts, and of equal ones
+    the newer."""
+
+    def order(record: RunRecord) -> tuple[int, str]:
+        return max(record.evaluations), str(record.facts.get("created_utc"))
+
     kept: dict[tuple[str, Method, int], RunRecord] = {}
-    for record in sorted(records, key=lambda record: str(record.facts.get("created_utc"))):
+    for record in sorted(records, key=order):
         key = (record.task, method_of(record), record.seed)
         if key in kept:
-            older = kept[key].path
-            same = f"{older} has the seed and configuration of {record.path}"
-            notes.append(f"{same}, which is newer: it is left out.")
+            other = kept[key]
+            further = max(record.evaluations) > max(other.evaluations)
+            same = f"{other.path} has the seed and configuration of {record.path}"
+            why = "went further" if further else "is newer"
+            notes.append(f"{same}, which {why}: it is left out.")
         kept[key] = record
     return list(kept.values())
