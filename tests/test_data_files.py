@@ -304,6 +304,11 @@ def test_a_missing_shard_or_column_is_named(place):
         ("task", lambda x: x + 1, "of another task"),
         ("terminated", lambda x: np.roll(x, -1), "in its last row only"),
         ("obs", lambda x: np.where(x == x[2], np.nan, x).astype(x.dtype), "obs is not finite"),
+        (
+            "action",
+            lambda x: np.where(x == x[2], 7, x).astype(x.dtype),
+            "in row 2, which lies",
+        ),
         ("episodes", lambda x: x[:1], "the columns are unequal"),
         ("episodes", lambda x: shifted(x, "row_start", 1), "do not fill"),
         ("episodes", lambda x: shifted(x, "length", -1), "do not fill"),
@@ -317,6 +322,41 @@ def test_wrong_rows_are_found_though_every_checksum_fits(place, column, f, said)
     change(place, column, f)
     files.verify(place)
     with pytest.raises(FileError, match=said):
+        verify(place)
+
+
+def masked_dataset(path, mask):
+    """Three decisions among three actions, with what was legal at each of four rows."""
+    obs = spaces.Box(-1, 1, (1,), np.float32)
+    column = Column("action_mask", (3,), np.dtype(np.bool_), "m")
+    task = EnvSpec("stub:masked", obs, spaces.Discrete(3), 5, 1, True, columns=(column,))
+    never, last = np.zeros(3, bool), np.arange(3) == 2
+    rows = from_gym_steps(
+        np.zeros((4, 1)), np.array([0, 1, 2]), np.ones(3), last, never, {"action_mask": mask}
+    )
+    with write_dataset(path, [task], ["random"], source="stub") as writer:
+        writer.append_episode(rows)
+    return path
+
+
+def test_a_mask_that_leaves_nothing_to_do_is_refused_and_found(tmp_path):
+    """But where the episode has terminated nothing has to be legal."""
+    mask = np.ones((4, 3), bool)
+    mask[3] = False
+    whole = masked_dataset(tmp_path / "whole", mask)
+    assert verify(whole).rows == 4
+    mask[1] = False
+    with pytest.raises(DatasetError, match=r"info/action_mask in row 1 that allows no action"):
+        masked_dataset(tmp_path / "bad", mask)
+    change(whole, "info.action_mask", lambda x: mask)
+    with pytest.raises(DatasetError, match="allows no action at all in row 1"):
+        verify(whole)
+
+
+def test_discrete_actions_outside_their_space_are_found(tmp_path):
+    place = masked_dataset(tmp_path / "data", np.ones((4, 3), bool))
+    change(place, "action", lambda x: np.where(x == 2, 9, x).astype(x.dtype))
+    with pytest.raises(DatasetError, match="action is 9 in row 3, which lies outside"):
         verify(place)
 
 

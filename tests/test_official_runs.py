@@ -212,6 +212,15 @@ def test_an_agent_that_official_code_would_misread_is_not_exported(tmp_path, cap
     assert not (tmp_path / "out.pt").exists()
 
 
+def test_symlog_is_refused_for_a_file_that_was_trained_without(tmp_path, capsys):
+    official(tmp_path / "agent.pt", "newest")
+    command = ["import-tdmpc2", str(tmp_path / "agent.pt"), "--task", TASK, *SMALL]
+    command += ["--agent.model.symlog_obs", "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    assert "agent.model.symlog_obs is true, but must be left out" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_file_of_2023_may_be_read_without_symlog(tmp_path):
     """For files that somebody renamed to that layout from another."""
     run = imported(tmp_path, "--agent.model.no_symlog_obs", layout="2023")

@@ -24,6 +24,7 @@ from forethought.config import (
     build_run_config,
 )
 from forethought.envs import make_env
+from forethought.replay import Replay
 from forethought.replay.rows import LIFE_LOST
 from forethought.seeding import Streams
 from forethought.spaces.spec import Column
@@ -140,6 +141,16 @@ def test_snapshots_show_and_count_what_lies_before_the_end() -> None:
         rho = CONFIG.rho ** np.arange(3)
         counting = [sum(length > t for length in LENGTHS) / len(LENGTHS) for t in range(3)]
         assert own["ce"] == pytest.approx(np.mean(rho * own["ce_per_step"] * counting), rel=1e-5)
+
+
+def test_an_agents_snapshot_leaves_out_what_lies_past_an_end(monkeypatch: Any) -> None:
+    one = agent(multi_gamma=AUXILIARY)
+    monkeypatch.setattr(Replay, "can_sample", lambda self, batch=1: True)
+    monkeypatch.setattr(Replay, "sample", lambda self, *given: None)
+    monkeypatch.setattr(type(one), "_tensors", lambda self, batch: slices(one))
+    examples = one.snapshots(10)["multi_gamma"]["examples"]
+    assert [len(example["reward"]) for example in examples] == LENGTHS[: len(examples)]
+    assert {3} < {*LENGTHS[: len(examples)]}, "some must end early, else nothing is shown"
 
 
 def test_the_policy_is_moved_by_states_before_the_end_alone() -> None:

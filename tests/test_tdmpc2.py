@@ -339,6 +339,19 @@ def test_actions_it_cannot_take_are_refused(space: gymnasium.Space[Any]) -> None
         make_agent(spec=make_spec(action_space=space))
 
 
+@pytest.mark.parametrize(
+    "space", [gymnasium.spaces.Discrete(1), gymnasium.spaces.MultiDiscrete([1, 1])]
+)
+def test_a_single_action_is_nothing_to_decide(space: gymnasium.Space[Any]) -> None:
+    with pytest.raises(ConfigError, match="stub has a single action: there is nothing to decide"):
+        make_agent(spec=make_spec(action_space=space))
+
+
+def test_actions_without_members_are_refused() -> None:
+    with pytest.raises(ConfigError, match="have no member: there is nothing to decide"):
+        make_agent(spec=make_spec(action_space=gymnasium.spaces.Dict({})))
+
+
 def test_observations_of_integers_are_learned_from_as_numbers() -> None:
     bytes_ = gymnasium.spaces.Box(0, 255, (OBS,), np.uint8)
     agent = make_agent(spec=make_spec(observation_space=bytes_))

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 
 from forethought import cli
+from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.agents.tdmpc2.transfer import Source, transfer
 from forethought.config import ConfigError
 from forethought.envs import multi, spec_of
@@ -37,7 +38,7 @@ def agent_of(task, seed=1, config=CONFIG):
 def begin(agent, source, like=None):
     tensors = {f"model/{k}": v for k, v in source.model.state_dict().items()}
     tensors["q_scale"] = torch.tensor(7.0)
-    return agent.begin_with(tensors, source.spec.task, "the other run", like)
+    return agent.begin_with(tensors, source.spec.task, "the other run", like, source.facts())
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,30 @@ def test_a_termination_head_that_only_one_side_has():
 
 
 @pytest.mark.parametrize(
+    ("gammas", "head", "carried"),
+    [
+        ((0.97, 0.995), "joint", True),
+        ((0.97, 0.9), "joint", False),  # as many heads, of another discount
+        ((0.97,), "joint", False),
+        ((0.97, 0.995), "separate", False),
+    ],
+)
+def test_auxiliary_heads_carry_over_to_the_same_discounts_alone(gammas, head, carried):
+    def made(seed, gammas, head):
+        auxiliary = MultiGammaConfig(enabled=True, gammas=("primary", *gammas), head=head)
+        return agent_of(LONG, seed=seed, config=replace(CONFIG, multi_gamma=auxiliary))
+
+    there, here = made(1, (0.97, 0.995), "joint"), made(2, gammas, head)
+    before = {k: v.clone() for k, v in here.model.aux_value.state_dict().items()}
+    lines = begin(here, there)
+    told = "all" if carried else "new"
+    assert any(line.split() == ["aux_value", told] for line in lines)
+    wanted = there.model.aux_value.state_dict() if carried else before
+    after = here.model.aux_value.state_dict()
+    assert all(torch.equal(after[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize(
     ("changes", "name"),
     [
         ({"mlp_units": 32}, "dynamics.0.weight"),
@@ -195,7 +220,7 @@ def test_other_networks_are_refused():
     agent = agent_of(LONG)
     weights = {"encoder.conv.weight": torch.zeros(1)}
     source = Source("a run of pictures", weights, ("x",))
-    with pytest.raises(ConfigError, match="a run of pictures has other networks"):
+    with pytest.raises(ConfigError, match=r"of pictures cannot carry over.* images or a dict"):
         transfer(agent.model, (LONG,), source, torch.Generator())
 
 

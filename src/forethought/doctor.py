@@ -28,8 +28,8 @@ from forethought.config import ForethoughtError
 from forethought.extras import install, install_extra
 
 PACKAGE = "forethought"
-NOT_FOR_USERS = ("all", "dev")
-"""Extras that only gather others."""
+NOT_FOR_USERS = ("all", "dev", "hockey")
+"""Extras that only gather others, and one that nothing uses yet."""
 REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[[^]]*\])?\s*\(?([^;()]*)\)?\s*(?:;(.*))?")
 """`imageio[ffmpeg]>=2.34; extra == "video"`: the name, the versions, the marker."""
 COMPARE = {

@@ -189,11 +189,12 @@ class Agent(ABC):
         raise ConfigError(f"{self.name} does not learn from recorded data; leave out offline.data.")
 
     def begin_with(
-        self, tensors: Tensors, task: str, told: str, init_task: str | None
+        self, tensors: Tensors, task: str, told: str, init_task: str | None, meta: Json
     ) -> tuple[str, ...]:
         """Take over what fits of the weights that another run of this agent saved for `task`.
 
-        `told` names that run in sentences; `init_task` is the task there that a new one is like.
+        `meta` is what its manifest says, its `facts` among it; `told` names that run in sentences;
+        `init_task` is the task there that a new one is like.
         Returns lines that tell what was taken.
         """
         raise ConfigError(
@@ -212,9 +213,10 @@ class Agent(ABC):
     def log_architecture(self) -> dict[str, int]:
         """Parameters per part, and their `total`."""
 
-    def snapshots(self, agent_steps: int) -> dict[str, Json]:
-        """What an evaluation leaves behind as snapshots/<name>-<agent_steps>.json, by name.
+    def snapshots(self, position: int) -> dict[str, Json]:
+        """What an evaluation leaves behind as snapshots/<name>-<position>.json, by name.
 
+        `position` is how far the run is in its own unit: agent steps, of an offline run updates.
         It must not change the future: random numbers come from streams of its own.
         """
         return {}

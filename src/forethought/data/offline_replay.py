@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from forethought import files
 from forethought.config import ConfigError, require
 from forethought.data.columns import (
     Part,
@@ -99,6 +100,8 @@ class OfflineReplay:
         self.bytes_total = self.rows * self.row_spec.row_bytes
         if storage == "memory":
             check_dataset_fits(self.bytes_total)
+            for dataset in self.datasets:
+                files.verify(dataset.path)  # all is read anyway
         self._parts: list[Part] = make_parts(parts, self.row_spec, copy=storage == "memory")
         self._offsets = np.arange(slice_rows)[:, None]  # [L, 1]
         self._drawn: tuple[Ints, Ints] | None = None  # of the last batch: parts, first rows
@@ -107,7 +110,9 @@ class OfflineReplay:
         """What is drawn from, in words."""
         told = ", ".join(f"{task} {count:,}" for task, count in self.episodes_per_task.items())
         without = f" ({self.left_out:,} others are left out)" if self.left_out else ""
-        place = "mapped from the disk" if self.storage == "mapped" else "in main memory"
+        place = "in main memory"
+        if self.storage == "mapped":
+            place = "mapped from the disk, where 'forethought data verify' checks every byte"
         return (
             f"{self.rows:,} rows of recorded data, {size_in_words(self.bytes_total)} {place}; "
             f"episodes: {told}{without}; slices of {self.slice_rows} rows, drawn by {self.kind}"

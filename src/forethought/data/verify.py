@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from forethought import files
 from forethought.data.dataset import Dataset, Shard, read_dataset_manifest
 from forethought.data.layout import DatasetError, Statistics, data_leaves
+from forethought.data.writer import MASK, action_ranges, outside, row_without_choice
 
 CHUNK_ROWS = 2**18
 """Read at a time: enough to be quick, little enough for any memory."""
@@ -73,6 +74,7 @@ def _check_shard(dataset: Dataset, shard: Shard) -> None:
             f"{returns[wrong][0]:g}, but its return is {table['return'][wrong][0]:g}."
         )
     _check_padding(dataset, shard)
+    _check_actions(dataset, shard)
 
 
 def _check_finite(folder: Path, name: str, values: NDArray[Any]) -> None:
@@ -100,6 +102,31 @@ def _check_padding(dataset: Dataset, shard: Shard) -> None:
                         f"{dataset.path / shard.name}: {leaf.path} of {task.name} is wider than "
                         f"its {leaf.shape[0]} elements."
                     )
+
+
+def _check_actions(dataset: Dataset, shard: Shard) -> None:
+    """Actions inside their spaces, and masks that leave something to do."""
+    folder, columns = dataset.path / shard.name, shard.columns
+    ranges = [action_ranges(task.spec) for task in dataset.tasks]
+    for start in range(0, shard.rows, CHUNK_ROWS):
+        part = slice(start, start + CHUNK_ROWS)
+        for number, task in enumerate(dataset.tasks):
+            mine = (columns["task"][part] == number) & ~columns["is_first"][part]
+            for path, bounds in ranges[number].items():
+                values, width = columns[path][part], np.shape(bounds[0])[:1]
+                own = values[:, : width[0]] if width else values  # the rest is padding
+                wrong = outside(own, bounds).reshape(len(own), -1).any(1) & mine
+                if wrong.any():
+                    row = start + int(np.argmax(wrong))
+                    raise DatasetError(
+                        f"{folder}: {path} is {columns[path][row]} in row {row}, which lies "
+                        f"outside the actions of {task.name}."
+                    )
+        if MASK in columns:
+            stuck = row_without_choice(columns[MASK][part], columns["terminated"][part])
+            if stuck is not None:
+                row = start + stuck
+                raise DatasetError(f"{folder}: {MASK} allows no action at all in row {row}.")
 
 
 def _check_statistics(dataset: Dataset) -> None:

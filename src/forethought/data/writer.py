@@ -42,6 +42,8 @@ from forethought.spaces.structure import Leaf, Structure
 
 Rows = dict[str, NDArray[Any]]
 """Columns by name, [rows, ...] each."""
+MASK = "info/action_mask"
+"""The column that says which actions are legal, where a task declares one."""
 SHARD_BYTES = 2**30
 """Of a shard, about: a new one is begun when the next episode would make it larger."""
 
@@ -123,7 +125,7 @@ class DatasetWriter:
         self.episodes = 0
         """Written so far."""
         self._own_leaves = [{x.path: x for x in data_leaves(spec)} for spec in self.tasks]
-        self._ranges = [_action_ranges(spec) for spec in self.tasks]
+        self._ranges = [action_ranges(spec) for spec in self.tasks]
         self._file_of = column_files(self.leaves)
         self._row_bytes = sum(leaf.nbytes for leaf in self.leaves)
         self._shards: list[dict[str, Any]] = []
@@ -281,14 +283,30 @@ def _checked(
                 "where it ends; split it there."
             )
         if path in ranges:
-            low, high = ranges[path]
-            beyond = (values[1:] < low) | (values[1:] > high)
+            beyond = outside(values[1:], ranges[path])
             if np.any(beyond):
                 raise DatasetError(
                     f"{name} has {path} {values[1:][beyond].flat[0]} in row "
                     f"{int(np.argwhere(beyond)[0][0]) + 1}, which lies outside its space."
                 )
+    if MASK in found:
+        row = row_without_choice(found[MASK], found["terminated"])
+        if row is not None:
+            raise DatasetError(f"{name} has {MASK} in row {row} that allows no action at all.")
     return found
+
+
+def outside(values: NDArray[Any], bounds: tuple[Any, Any]) -> NDArray[np.bool_]:
+    """Which numbers of actions lie outside their space."""
+    low, high = bounds
+    beyond: NDArray[np.bool_] = (values < low) | (values > high)
+    return beyond
+
+
+def row_without_choice(mask: NDArray[Any], terminated: NDArray[Any]) -> int | None:
+    """The first row in which nothing may be done though the episode goes on; None if none is."""
+    stuck = ~mask.reshape(len(mask), -1).any(1) & ~terminated.astype(np.bool_)
+    return int(np.argmax(stuck)) if stuck.any() else None
 
 
 def _column(values: NDArray[Any], leaf: Leaf, name: str) -> NDArray[Any]:
@@ -319,6 +337,7 @@ def _padded(values: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
     return wide
 
 
-def _action_ranges(spec: EnvSpec) -> dict[str, tuple[Any, Any]]:
+def action_ranges(spec: EnvSpec) -> dict[str, tuple[Any, Any]]:
+    """What the numbers of a task's actions lie between, by column."""
     ranges = Structure.of(spec.action_space).ranges
     return {join("action", path): bounds for path, bounds in ranges.items()}

@@ -61,6 +61,8 @@ class ActionCodec:
     def __init__(self, space: gymnasium.Space[Any], distinct: Table | None = None) -> None:
         self.leaves: list[Leaf] = []
         _collect(space, "", self.leaves)
+        if not self.leaves:
+            raise ConfigError(f"The actions {space} have no member: there is nothing to decide.")
         self.choices = tuple(n for leaf in self.leaves for n in leaf.choices)
         self.names = tuple(name for leaf in self.leaves for name in _names(leaf))
         self.table: Ints = self._product() if distinct is None else self._declared(distinct)

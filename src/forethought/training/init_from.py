@@ -33,4 +33,5 @@ def begin_from(agent: Agent, config: RunConfig) -> None:
     told = f"{run.path} at {told_step(meta)} ({about['task']})"
     with files.content_of(folder / "agent.safetensors"):
         tensors = files.load_tensors(folder / "agent.safetensors")
-    agent.notes += agent.begin_with(tensors, str(about["task"]), told, config.train.init_task)
+    task, like = str(about["task"]), config.train.init_task
+    agent.notes += agent.begin_with(tensors, task, told, like, meta)

@@ -115,6 +115,10 @@ def _configure(
     checkpoint.check_task(spec)
     decided = checkpoint.decided(spec)
     given = flatten(flags)
+    squashed = "agent.model.symlog_obs"
+    if given.get(squashed) is True and not checkpoint.symlogs_observations:
+        rule = f"left out: {checkpoint.path} (layout {checkpoint.layout}) was trained without it"
+        raise ConfigError(f"{squashed} is true, but must be {rule}.")
     # What a flag sets must agree with what the file holds, also where the file's row decides it.
     held = {
         **flatten(decided),

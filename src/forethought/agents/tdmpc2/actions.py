@@ -140,6 +140,8 @@ def check_actions(spec: EnvSpec) -> tuple[int, ActionCodec | None]:
     action = spec.action_space
     if is_discrete(action):
         codec = spec.action_codec
+        if codec.size < 2:
+            raise ConfigError(f"{spec.task} has a single action: there is nothing to decide.")
         for column in spec.columns:
             if column.name == "action_mask":
                 codec.check_mask(column.shape)

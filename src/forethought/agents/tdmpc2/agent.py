@@ -222,11 +222,14 @@ class TDMPC2(Agent):
         return cast("Replay | OfflineReplay", self.replay)
 
     def begin_with(
-        self, tensors: Tensors, task: str, told: str, init_task: str | None
+        self, tensors: Tensors, task: str, told: str, init_task: str | None, meta: Json
     ) -> tuple[str, ...]:
         there = multi.members(task) if multi.is_multi(task) else (task,)
         here = multi.task_names(self.spec) or (self.spec.task,)
-        source = Source(told, below("model", tensors), there, init_task)
+        weights = below("model", tensors)
+        if not discounts.same_heads(meta, self.facts()):
+            weights = {k: v for k, v in weights.items() if not k.startswith("aux_value.")}
+        source = Source(told, weights, there, init_task)
         found = transfer(self.model, here, source, self.streams.torch("init-task"))
         self.model.load_state_dict(found.weights)
         self.learner.scale.value.copy_(tensors["q_scale"])
@@ -293,13 +296,13 @@ class TDMPC2(Agent):
         present = until_the_end(batch.terminated) if self.past_ends else None
         return TensorBatch(obs, action, batch.reward, batch.terminated, legal, task, present)
 
-    def snapshots(self, agent_steps: int) -> dict[str, Json]:
+    def snapshots(self, position: int) -> dict[str, Json]:
         """What the auxiliary values predict on slices of replay, and what they should."""
         if self.learner.auxiliary is None or not self.replay.can_sample():
             return {}
         name = "snapshot"
-        batch = self.slices.sample(self.config.batch_size, self.streams.numpy(name, agent_steps))
-        noise = self.draw_noise(self.streams.torch(name, agent_steps, device=self.device))
+        batch = self.slices.sample(self.config.batch_size, self.streams.numpy(name, position))
+        noise = self.draw_noise(self.streams.torch(name, position, device=self.device))
         tensors = self._tensors(batch)
         with torch.no_grad(), autocast(self.config.precision, self.device):
             _, _, value = self.learner.targets(tensors, noise)  # [T, B]
@@ -314,6 +317,7 @@ class TDMPC2(Agent):
                 value,
                 tensors.steps,
             )
+        agent_steps = 0 if isinstance(self.replay, OfflineReplay) else position
         about = {"agent_steps": agent_steps, "updates": self.updates, "primary_gamma": self.gamma}
         return {"multi_gamma": about | shown}
 

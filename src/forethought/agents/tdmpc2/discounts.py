@@ -86,6 +86,13 @@ class AuxiliaryValues(nn.Module):
         )
 
 
+def same_heads(there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Whether two runs learn auxiliary values of the same discounts in heads of the same kind; the
+    primary discount may differ, as tasks do."""
+    own, other = (facts.get("multi_gamma") or {"gammas": []} for facts in (here, there))
+    return bool((own["gammas"][1:], own.get("head")) == (other["gammas"][1:], other.get("head")))
+
+
 def make_heads(config: TDMPC2Config, gammas: tuple[float, ...]) -> AuxiliaryValues:
     """The heads of an agent with these auxiliary discounts."""
     model = config.model

@@ -101,8 +101,9 @@ def transfer(
         own, old = Sizes.of(here), Sizes.of(there)
     except KeyError as error:
         raise ConfigError(
-            f"{source.told} has other networks than this run: there is no {error.args[0]} on both "
-            "sides. Only what learned from vector observations carries over."
+            f"The weights of {source.told} cannot carry over to this run: both must learn from one "
+            f"vector of observations, and one of them has no {error.args[0]}, so that it sees "
+            "images or a dict."
         ) from None
     if own.discrete != old.discrete or (own.discrete and own.action != old.action):
         raise ConfigError(

@@ -33,7 +33,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        code = re.search(r"(?:global|GLOBAL) ([\w.]+\.[\w.]+)", str(error).replace("GLOBAL ", ""))
+        code = re.search(r"GLOBAL ([\w.]+)", str(error))
         what = f"it asks for {code[1]}" if code else "it is damaged, or holds more than weights"
         raise FileError(
             f"{path} was not read: {what}, and only weights are taken from a checkpoint, because "
