@@ -28,7 +28,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from forethought.config import AtariConfig
 from forethought.envs import TaskEnv, VectorEnv, make_env
 from forethought.replay import FrameStacker
-from results import median_p10, write
+from results import carry_out, median_p10, write
 
 REPEAT, STACK, STICKY = 4, 4, 0.25
 
@@ -183,4 +183,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

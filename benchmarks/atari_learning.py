@@ -17,7 +17,7 @@ from typing import Any
 from dqn_learning import draw
 from forethought.report.published import published
 from learning_kinds import outcome, summary
-from results import ROOT, write
+from results import ROOT, carry_out, write
 from runs import at_once, train_or_resume
 
 STEPS = 200_000
@@ -68,4 +68,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

@@ -25,7 +25,7 @@ from forethought.seeding import Streams
 from forethought.spaces import Column, EnvSpec
 from forethought.spaces.action_codec import ANY, Table, table_of
 from forethought.training.device import keep_freed_memory
-from results import median_p10, write
+from results import carry_out, median_p10, write
 from tdmpc2_speed import ACTION, OBS, official, seconds
 
 ACTIONS = 441
@@ -118,4 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from learning_kinds import outcome, summary
-from results import ROOT, write
+from results import ROOT, carry_out, write
 from runs import at_once, train_or_resume
 
 TASK = "minatar:breakout"
@@ -88,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

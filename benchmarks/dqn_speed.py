@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from beside_sb3 import Pace, Side, alternate, own_channel, summary
-from results import write
+from results import carry_out, write
 
 TARGET = 1.6
 FIRST = 1_600
@@ -167,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

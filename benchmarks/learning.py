@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forethought.tracking import RunDirectory
-from results import write
+from results import carry_out, write
 from runs import at_once, curve, evaluated, origin, train_or_resume
 
 TASKS = {
@@ -77,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

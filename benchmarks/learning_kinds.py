@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from forethought.report.statistics import estimate, mean
-from results import write
+from results import carry_out, write
 from runs import (
     at_once,
     curve,
@@ -219,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

@@ -25,7 +25,7 @@ from forethought import presets
 from forethought.files import read_json
 from forethought.report.statistics import area_under_curve
 from forethought.tracking import RunDirectory, read_rows
-from results import write
+from results import carry_out, write
 from runs import at_once, curve, forethought, interval_over_seeds, train_or_resume
 from tdmpc2_speed import auxiliary_overhead, small
 
@@ -275,4 +275,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

@@ -30,7 +30,7 @@ from forethought.data import Dataset, OfflineReplay, from_gym_steps, write_datas
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
 from forethought.training.device import keep_freed_memory
-from results import median_p10, write
+from results import carry_out, median_p10, write
 
 OBS, ACTION, EPISODE_STEPS = 4, 1, 500
 SHARD_BYTES = 128 * 2**20  # several shards, as a larger dataset would have
@@ -176,4 +176,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

@@ -22,7 +22,7 @@ import torch
 from forethought.config import PrioritizedReplayConfig, ReplayConfig, UniformReplayConfig
 from forethought.replay import NStepReplay
 from forethought.spaces.spec import EnvSpec
-from results import median_p10, write
+from results import carry_out, median_p10, write
 
 OBS, EPISODE_ROWS, ENVS, N_STEP, BATCH = 17, 501, 8, 3, 32
 TARGET_MS = 0.3
@@ -132,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

@@ -26,7 +26,7 @@ from forethought.nets.conv import sides
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
 from forethought.training.device import keep_freed_memory
-from results import median_p10, write
+from results import carry_out, median_p10, write
 from tdmpc2_speed import product_seconds, seconds
 
 ACTION = 1
@@ -181,4 +181,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

@@ -16,7 +16,7 @@ from typing import Any
 
 import forethought
 from forethought.tracking import read_rows
-from results import ROOT, write
+from results import ROOT, carry_out, write
 from runs import curve, minutes_of_training, origin
 
 REQUIRED = {"return_of_each_seed": 700, "minutes_of_training": 10}
@@ -67,4 +67,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

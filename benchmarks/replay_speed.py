@@ -23,7 +23,7 @@ import torch
 from forethought.config import EpisodeReplayConfig, ReplayConfig, TransitionReplayConfig
 from forethought.replay import Replay
 from forethought.spaces.spec import EnvSpec
-from results import median_p10, write
+from results import carry_out, median_p10, write
 
 OBS, ACTION, EPISODE_ROWS = 17, 6, 501
 SLICES, SLICE_ROWS = 256, 4
@@ -144,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

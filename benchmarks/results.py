@@ -7,6 +7,7 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,15 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def carry_out(main: Callable[[], None]) -> None:
+    """Runs a benchmark; Ctrl-C is a sentence, for a measurement that was cut short is none."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("Interrupted: nothing was written.", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def provenance() -> dict[str, Any]:

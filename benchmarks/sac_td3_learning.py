@@ -28,7 +28,7 @@ from forethought.agents.registry import config_class
 from forethought.config import RunConfig, build_run_config
 from forethought.report.statistics import Estimate, estimate, mean
 from forethought.tracking import RunDirectory
-from results import ROOT, write
+from results import ROOT, carry_out, write
 from runs import at_once, curve, evaluated, train_or_resume
 
 STEPS = {"gym:Pendulum-v1": 10_000, "gym:HalfCheetah-v5": 50_000}
@@ -273,4 +273,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from beside_sb3 import Pace, Side, alternate, own_channel, summary
-from results import write
+from results import carry_out, write
 
 TASK = "HalfCheetah-v5"
 TARGET = 1.3
@@ -186,4 +186,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)

@@ -32,7 +32,7 @@ from forethought.replay import Batch
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
 from forethought.training.device import keep_freed_memory
-from results import median_p10, write
+from results import carry_out, median_p10, write
 
 GFLOP = {5: {"plan": 31.7, "update": 29.0}, 1: {"plan": 12.2, "update": 8.4}}
 """Least work in matrix products, from the shapes of cheetah-run (17 observations, 6 actions)."""
@@ -238,4 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    carry_out(main)
