@@ -89,12 +89,22 @@ def test_the_same_seeds_are_the_same_wherever_they_lie(sides):
 
 def test_two_runs_that_differ_only_by_seed_say_so(sides):
     text = shown("old/1", "old/2")
-    assert line(text, "seed")[:2] == ["~", "seed"]
+    configuration, statistics = text.split("one seed each")
+    assert line(configuration, "seed")[:2] == ["~", "seed"]
+    assert line(statistics, "seed") == ["seed", "1", "2"]
     assert "agent." not in text
+
+
+def test_single_runs_have_a_seed_and_no_intervals(sides):
+    """`seeds 2` would be read as two of them."""
+    text = shown("old/1", "new/2")
+    assert "one seed each: no intervals" in text and "95 %" not in text
+    assert "seeds" not in text
 
 
 def test_statistics_stand_side_by_side_with_intervals(sides):
     text = shown("old", "new")
+    assert "95 % intervals over seeds" in text
     last = line(text, "last evaluation")
     assert last[1].startswith("150 [")
     assert last[2].startswith("250 [")

@@ -97,9 +97,9 @@ def test_a_run_without_evaluations_is_named_with_its_training_return(tmp_path):
     make_run(tmp_path / "young", {}, seed=2, status="running")
     shown = report(tmp_path)
     assert (
-        "young has no evaluation yet (running, its records reach 2,000 frames, last" in shown.text
+        "young has no evaluation yet (running, its records reach 2,000 frames, mean" in shown.text
     )
-    assert "training episodes 12): it is left out." in shown.text
+    assert "return of its last episodes 12): it is left out." in shown.text
     assert "1 seed, so no interval" in shown.text
 
 

@@ -232,12 +232,14 @@ def _show_statistics(comparison: Comparison, task: str, console: Console) -> Non
     if not groups:
         return
     table = Table(title=_text(task), title_justify="left", title_style="bold")
-    table.add_column("95 % intervals over seeds")
+    # Of one run it is that run's number: "seeds 2" would be read as two of them.
+    single = all(len(group.runs) == 1 for group in groups)
+    table.add_column("one seed each: no intervals" if single else "95 % intervals over seeds")
     for group in groups:
         table.add_column(_text(group.label), overflow="fold")
     found = [group.summary() for group in groups]
     rows = {
-        "seeds": [", ".join(map(str, group.seeds)) for group in groups],
+        "seed" if single else "seeds": [", ".join(map(str, group.seeds)) for group in groups],
         groups[0].unit: [f"{group.last_frames:,}" for group in groups],
         "last evaluation": [str(summary["last"]) for summary in found],
         "IQM": [str(summary["iqm"]) for summary in found],

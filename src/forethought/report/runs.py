@@ -85,7 +85,7 @@ class RunRecord:
         text = f"{self.path} has no evaluation yet ({self.facts['status']}"
         text += f", its records reach {self.env_frames:,} {self.unit}"
         if self.training_return is not None:
-            text += f", last training episodes {self.training_return:,.4g}"
+            text += f", mean return of its last episodes {self.training_return:,.4g}"
         return text + "): it is left out."
 
 
