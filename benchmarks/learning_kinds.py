@@ -7,8 +7,8 @@ episodes, with random play beside it. What is asked: that the 95 percent interva
 wholly above that of random play. What is aimed at is a score for each task. Runs that FOLDER
 already holds are resumed or, where complete, only evaluated.
 
-The kind `offline` first makes its data, once for all seeds: an agent for each task alone, and what
-its replay kept of all that it saw while it learned.
+The kind `offline` first makes its data, once for all seeds: three agents for each task alone, and
+what their replays kept of all that they saw while they learned.
 """
 
 from __future__ import annotations
@@ -53,21 +53,28 @@ KINDS = {
     "breakout": Kind("minatar:breakout", ("--preset", "tdmpc2_minatar"), 3),
     # A pole that has fallen stays down: of an episode of 250 decisions, only the first few dozen of
     # a beginner show what is to be learned. In training they are cut there; evaluations are whole.
+    # The rates fall, for the last checkpoint is what counts: with constant ones a seed that had
+    # learned it after 10,000 decisions had lost it again after 13,000.
     "pixels": Kind(
         "dmc:cartpole-balance",
         (
             *("--preset", "tdmpc2_small_pixels", "--agent.gamma", "0.98"),
             *("--env.max_episode_steps", "50", "--env.eval_max_episode_steps", "250"),
+            *("--agent.schedule", "cosine", "--agent.schedule.duration_updates", "13000"),
+            *("--agent.schedule.end_factor", "0.05"),
         ),
         700,
     ),
 }
 OFFLINE_TASKS = ("dmc:cartpole-swingup", "dmc:cup-catch")
+RECORDED_SEEDS = (1, 2, 3)
+"""Of one agent that has learned, nearly all data shows how it is done, and nothing what lies beside;
+three of them went astray in three ways."""
 RECORDED_STEPS = 25_000
 """Agent steps of each recorded agent; its replay keeps all of them."""
-OFFLINE_UPDATES = 25_000
+OFFLINE_UPDATES = 40_000
 OFFLINE_SHARE = 0.8
-"""Of the recorded agent's return, aimed at in each task."""
+"""Of the recorded agents' mean return, aimed at in each task."""
 
 
 def learn(kind: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -128,24 +135,29 @@ def summary(runs: list[dict[str, Any]], aim: float | None) -> dict[str, Any]:
 # ---- two tasks from recorded data ----
 
 
-def alone(task: str, options: argparse.Namespace) -> Path:
+def alone(task: str, seed: int, options: argparse.Namespace) -> Path:
     """The run of an agent that learns one of the tasks."""
-    return Path(options.out / f"recorded-{task.replace(':', '-')}")
+    return Path(options.out / f"recorded-{task.replace(':', '-')}-seed{seed}")
 
 
-def record(task: str, options: argparse.Namespace) -> None:
+def data_of(task: str, seed: int, options: argparse.Namespace) -> Path:
+    """What its replay kept."""
+    return Path(options.out / f"data-{task.replace(':', '-')}-seed{seed}")
+
+
+def record(task: str, seed: int, options: argparse.Namespace) -> None:
     """An agent that learns a task, and the dataset of its replay; made once."""
-    run, data = alone(task, options), options.out / f"data-{task.replace(':', '-')}"
+    run, data = alone(task, seed, options), data_of(task, seed, options)
     steps = ("--steps", str(RECORDED_STEPS))
-    train_or_resume(run, "tdmpc2", task, "--preset", "tdmpc2_small", "--seed", "1", *steps)
+    train_or_resume(run, "tdmpc2", task, "--preset", "tdmpc2_small", "--seed", str(seed), *steps)
     if not data.exists():
         forethought("data", "record", "--run", str(run), "--replay", "--out", str(data))
 
 
 def learn_offline(seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Both tasks in one agent, from what an agent of each saw; an outcome per task."""
-    names = [task.replace(":", "-") for task in OFFLINE_TASKS]
-    data = ",".join(str(options.out / f"data-{name}") for name in names)
+    """Both tasks in one agent, from what agents of each saw; an outcome per task."""
+    places = [data_of(task, own, options) for task in OFFLINE_TASKS for own in RECORDED_SEEDS]
+    data = ",".join(map(str, places))
     run = options.out / f"offline-seed{seed}"
     train_or_resume(
         run, "tdmpc2", f"multi:{','.join(OFFLINE_TASKS)}", "--preset", "tdmpc2_small",
@@ -155,19 +167,20 @@ def learn_offline(seed: int, options: argparse.Namespace) -> list[dict[str, Any]
     )  # fmt: skip
     both, found = outcome(run, seed, options.episodes), []
     for task in OFFLINE_TASKS:
-        recorded = evaluated(alone(task, options), options.episodes)["return_mean"]
+        agents = [alone(task, own, options) for own in RECORDED_SEEDS]
+        recorded = statistics.mean(evaluated(a, options.episodes)["return_mean"] for a in agents)
         mine = [i for i, of in enumerate(both["tasks"]) if of == task]
         own = {key: [both[key][i] for i in mine] for key in ("returns", "random_returns", "seeds")}
         score = statistics.mean(own["returns"])
         chance = statistics.mean(own["random_returns"])
-        print(f"  {task}: {score:.1f}, the recorded agent {recorded:.1f}", flush=True)
+        print(f"  {task}: {score:.1f}, the recorded agents {recorded:.1f}", flush=True)
         of_task = {"return_mean": score, "random_return_mean": chance, "recorded": recorded}
         found.append(both | own | of_task)
     return found
 
 
 def summary_offline(outcomes: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    """Task by task; the aim is a share of what the recorded agent reaches."""
+    """Task by task; the aim is a share of what the recorded agents reach."""
     found = {}
     for task, runs in zip(OFFLINE_TASKS, zip(*outcomes, strict=True), strict=True):
         aim = OFFLINE_SHARE * statistics.mean(run["recorded"] for run in runs)
@@ -194,7 +207,8 @@ def main() -> None:
         return learn_offline(seed, options) if kind == "offline" else learn(kind, seed, options)
 
     if "offline" in options.kinds:
-        at_once(options.jobs, lambda task: record(task, options), OFFLINE_TASKS)
+        pairs = [(task, seed) for seed in RECORDED_SEEDS for task in OFFLINE_TASKS]
+        at_once(options.jobs, lambda pair: record(*pair, options), pairs)
     # Seed by seed, so that a benchmark cut short has something of every kind.
     work = [(seed, kind) for seed in options.seeds for kind in options.kinds]
     outcomes = at_once(options.jobs, made, work)
