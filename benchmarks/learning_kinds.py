@@ -68,8 +68,8 @@ KINDS = {
 }
 OFFLINE_TASKS = ("dmc:cartpole-swingup", "dmc:cup-catch")
 RECORDED_SEEDS = (1, 2, 3)
-"""Of one agent that has learned, nearly all data shows how it is done, and nothing what lies beside;
-three of them went astray in three ways."""
+"""Of one agent that has learned, nearly all data shows how it is done, and nothing what lies beside
+it; three of them went astray in three ways."""
 RECORDED_STEPS = 25_000
 """Agent steps of each recorded agent; its replay keeps all of them."""
 OFFLINE_UPDATES = 40_000
