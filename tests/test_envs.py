@@ -24,6 +24,7 @@ from forethought.envs import (
 )
 from forethought.extras import install_extra
 from forethought.spaces import random_action
+from tests.pictures import GreyEnv
 from tests.stubs import CounterEnv, EntityEnv, ImageEnv, NestedEnv
 
 STUBS = "gym:tests.stubs:stub/"
@@ -344,6 +345,12 @@ def test_control_tasks_draw_pictures_or_say_what_is_missing():
 )
 def test_control_tasks_are_shown_at_their_own_rate(task, rate):
     assert make_single(task).metadata["render_fps"] == pytest.approx(rate)
+
+
+def test_a_rate_may_be_a_number_of_numpy():
+    env = GreyEnv()
+    env.metadata = {**env.metadata, "render_fps": np.float32(20)}
+    assert TaskEnv(env, action_repeat=2).metadata["render_fps"] == 10.0
 
 
 def test_a_rate_that_is_no_number_is_left_out():

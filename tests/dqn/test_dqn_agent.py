@@ -16,6 +16,7 @@ from forethought.agents.dqn.heads import QNetwork
 from forethought.clock import Clock
 from forethought.config import ConfigError, ForethoughtError
 from forethought.replay.rows import LIFE_LOST
+from forethought.replay.starts import PrioritizedStarts
 from forethought.spaces.spec import Column
 from tests.dqn.small_agents import (
     ACTIONS,
@@ -333,18 +334,21 @@ def test_the_replay_has_what_the_agent_and_the_task_say():
     assert found[5][1:] == (-0.75, 0.125)
 
 
-def test_finding_1_beta_of_the_agent_s_own_updates_ends_at_1():
+def test_finding_1_beta_of_the_agent_s_own_updates_ends_at_1(monkeypatch):
     agent = make_agent(replay=prioritized(beta_start=0.4, beta_anneal_updates=4))
     fill(agent)
     clock = Clock(1)
     agent.follow(clock, 100)
-    seen = []
+    seen, weights = [], PrioritizedStarts.weights
+    monkeypatch.setattr(
+        PrioritizedStarts,
+        "weights",
+        lambda self, slots, beta: (seen.append(beta), weights(self, slots, beta))[1],
+    )
     for updates in (0, 1, 2, 3, 4, 9):
         clock.updates = updates
-        seen.append(agent.train(1)["beta"])
+        agent.train(1)
     assert seen == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0, 1.0], abs=1e-12)
-    assert "beta" in agent.metric_names
-    assert "beta" not in make_agent().metric_names
 
 
 def test_policy_of_iqn_looks_at_as_many_fractions_as_configured(monkeypatch):

@@ -95,8 +95,21 @@ def test_noisy_layers_have_no_epsilon_where_only_a_preset_of_sizes_names_one(nam
     """Spec: noisy with epsilon only where epsilon is set explicitly."""
     task, noisy = "minatar:breakout", {"noisy": {"kind": "factorised"}}
     assert run(name, task=task, agent=noisy).agent.exploration.kind == "none"
-    explicit = {**noisy, "epsilon": {"kind": "linear"}}
-    assert run(name, task=task, agent=explicit).agent.exploration.kind == "linear"
+    assert run(name, task=task, agent={"noisy": "factorised"}).agent.exploration.kind == "none"
+    explicit = {**noisy, "epsilon": {"kind": "linear", "end": 0.5}}
+    assert run(name, task=task, agent=explicit).agent.exploration.end == 0.5
+    with pytest.raises(ConfigError, match=r"agent.epsilon.end belongs to .* of kind linear"):
+        run(name, task=task, agent={**noisy, "epsilon": {"end": 0.5}})
+
+
+@pytest.mark.parametrize("name", ["dqn_minatar", "dqn_small", "debug"])
+def test_epsilon_can_be_turned_off_over_a_preset(name):
+    task, off = "minatar:breakout", {"epsilon": {"kind": "none"}}
+    assert run(name, task=task, agent=off).agent.exploration.kind == "none"
+    rainbow = run(name, "dqn_rainbow", task=task, agent={"network": {"kind": "minatar"}})
+    assert rainbow.agent.exploration.kind == "none"
+    btr = run(name, "dqn_btr", task="atari:Pong", agent={"double": False})
+    assert btr.agent.exploration.decay_agent_steps == 2_000_000
 
 
 def test_presets_of_one_agent_are_refused_by_the_others():
@@ -179,7 +192,7 @@ def test_without_a_preset_a_run_learns_every_fourth_step_from_uniform_replay():
         ({"target": {"kind": "updates", "period_agent_steps": 8}}, "of kind agent_steps"),
         (
             {"epsilon": {"kind": "none", "end": 0.1}},
-            "agent.epsilon of kind auto, linear",
+            "belongs to agent.epsilon of kind linear",
         ),
         (
             {"epsilon": {"kind": "linear", "off_after_agent_steps": 5}},

@@ -29,7 +29,7 @@ from forethought.config import ConfigError, EnvConfig, ForethoughtError, Transit
 from forethought.files import FileError
 from forethought.replay import blocks
 from forethought.seeding import Streams
-from forethought.tracking import RunDirectory
+from forethought.tracking import RunDirectory, read_rows
 from forethought.training.build import load_agent, read_config, task_spec
 from forethought.training.checkpoint import Checkpoints, config_hash
 from forethought.training.evaluate import evaluate_target
@@ -420,6 +420,15 @@ def test_case_04_a_missing_replay_block_is_named_and_the_previous_checkpoint_tak
     block.unlink()
     assert resume_run(run, steps=320).status == "done"
     assert f"{block.name} is missing" in caplog.text
+
+
+def test_case_04_a_damaged_row_after_the_checkpoint_is_cut_off(run):
+    """As a power cut leaves it: the table is not read before it is cut back."""
+    with (run / "train.csv").open("ab") as file:
+        file.write(bytes(64) + b"\n")
+    assert resume_run(run, steps=320).status == "done"
+    rows, note = read_rows(run / "train.csv")
+    assert note is None and int(rows[-1]["agent_steps"]) == 320
 
 
 def test_case_04_without_any_whole_checkpoint_one_sentence_says_so(run):

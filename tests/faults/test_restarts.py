@@ -146,6 +146,17 @@ def test_case_15_a_run_that_fails_before_it_has_saved_is_begun_by_a_resume(tmp_p
     assert training_record(path) == training_record(tmp_path / "undisturbed")
 
 
+def test_case_15_a_run_that_saves_only_at_its_end_is_offered_no_resume(tmp_path, monkeypatch):
+    """It failed on the way: nothing was saved, and what it recorded is not cut off."""
+    choose(monkeypatch, [(0, 5)])
+    config = stub_run(task("raise"), train={"checkpoint_every_agent_steps": 0})
+    with pytest.raises(EnvFailure) as caught:
+        train_run(config, tmp_path / "run")
+    assert "forethought resume" not in "".join(caught.value.__notes__)
+    with pytest.raises(FileError, match="holds no complete checkpoint"):
+        resume_run(tmp_path / "run")
+
+
 def test_case_15_a_run_with_records_but_no_checkpoint_is_not_begun_anew(tmp_path):
     """Somebody deleted them: what it recorded must not be cut off."""
     run = train_run(stub_run(steps=100), tmp_path / "run")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, TypeVar
 
 import gymnasium
@@ -94,7 +95,8 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         )
         rate = env.metadata.get("render_fps")
         self.metadata = {k: v for k, v in env.metadata.items() if k != "render_fps"}
-        if isinstance(rate, (int, float)) and 0 < rate < math.inf:
+        rate = float(rate) if isinstance(rate, Real) else math.nan
+        if 0 < rate < math.inf:
             self.metadata["render_fps"] = rate / action_repeat  # one frame is shown per decision
         self._steps = 0
         self._running = False

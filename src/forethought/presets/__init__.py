@@ -2,8 +2,7 @@
 
 A preset starts with `about:`, one line for people, and then holds any groups of a run's
 configuration. Its mapping `agents:` holds, by agent name, what applies to that agent only. A group
-with `if_kind: KIND`, or a list of kinds, is left out where a preset before it has chosen another
-kind for that group.
+with `if_kind: KIND` is left out where a preset before it has chosen another kind for that group.
 """
 
 import copy
@@ -124,9 +123,8 @@ def _fitting(data: Mapping[str, Any], so_far: Mapping[str, Any]) -> dict[str, An
         if isinstance(value, Mapping):
             before = so_far.get(key)
             before = {"kind": before} if isinstance(before, str) else before or {}
-            chosen = before.get("kind")
-            fits = value.get("if_kind", chosen)
-            if chosen is not None and chosen not in ([fits] if isinstance(fits, str) else fits):
+            wanted = value.get("if_kind")
+            if wanted is not None and before.get("kind", wanted) != wanted:
                 continue
             value = _fitting({k: v for k, v in value.items() if k != "if_kind"}, before)
         kept[key] = value

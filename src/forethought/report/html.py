@@ -179,14 +179,17 @@ def _source(paper: Published) -> str:
 
 def _over_tasks(collection: Collection) -> str:
     """How the methods compare over the tasks that every method was run on, or why they do not; then
-    task by task."""
-    parts = []
+    task by task those that are not averaged."""
+    parts, averaged = [], len(collection.tasks) > 1 and len(collection.scales) > 1
     if len(collection.tasks) > 1:
         parts.append("<h2>Over all tasks</h2>")
-        if len(collection.scales) > 1:
-            return "\n".join([*parts, _aggregates(collection)])
-        parts += [_note(text) for text in _no_average(collection)]
-    several = [task for task, groups in collection.tasks.items() if len(groups) > 1]
+        notes = [] if averaged else [_note(text) for text in _no_average(collection)]
+        parts += [_aggregates(collection)] if averaged else notes
+    several = [
+        task
+        for task, groups in collection.tasks.items()
+        if len(groups) > 1 and not (averaged and task in collection.scales)
+    ]
     if several:
         parts.append("<h2>Between the groups</h2>")
     return "\n".join([*parts, *(_between(collection, task) for task in several)])

@@ -19,6 +19,8 @@ from forethought import presets
 from forethought.config import ConfigError, ForethoughtError
 from forethought.files import (
     FileError,
+    open_regular,
+    published,
     read_bytes,
     read_json,
     versions,
@@ -122,6 +124,15 @@ class RunDirectory:
                     f"{twin} {config[twin]}."
                 )
         return run
+
+    @property
+    def unbegun(self) -> bool:
+        """Whether nothing was saved and nothing recorded: it failed, or was killed, before that."""
+        if published(self.checkpoints):
+            return False
+        return not any(
+            _has_rows(table) for table in (self.train_csv, self.episodes_csv, self.eval_csv)
+        )
 
     @property
     def run_json(self) -> dict[str, Any]:
@@ -295,3 +306,12 @@ def _not_created(path: Path, error: OSError) -> FileError:
     return FileError(
         f"{path} could not be created ({error.strerror}): choose another place with --out."
     )
+
+
+def _has_rows(table: Path) -> bool:
+    """Whether anything follows the header, whole or not."""
+    if not table.exists():
+        return False
+    with open_regular(table) as file:
+        file.readline()
+        return bool(file.read(1))

@@ -107,7 +107,7 @@ def _failing_as_video(path: Path) -> Iterator[None]:
     """What imageio and ffmpeg fail with, as one sentence."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, ValueError, OverflowError, subprocess.SubprocessError) as error:
         why = str(error).strip().splitlines() or [type(error).__name__]  # then ffmpeg's command
         raise VideoError(f"The video {path} could not be written: {why[0]}") from error
 

@@ -1,7 +1,7 @@
 """A new run that begins with the weights of another: `--train.init_from RUN`.
 
 Only weights carry over: the optimisers, the replay, the counters and the configuration are the new
-run's own. A resume needs the other run no more: its own checkpoints hold everything.
+run's own. Once it has a checkpoint, a resume needs the other run no more.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from forethought.agents.base import Agent
 from forethought.config import ConfigError, ForethoughtError, RunConfig, to_dict
 from forethought.envs.episodes import EvaluationInterrupted
 from forethought.files import FileError
-from forethought.tracking import RunDirectory, make_sinks, read_rows
+from forethought.tracking import RunDirectory, make_sinks
 from forethought.training.build import build_parts, changed_keys, read_config
 from forethought.training.checkpoint import Checkpoints
 from forethought.training.contents import step_of, try_out
@@ -88,7 +88,7 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
         checkpoints = Checkpoints(run)
         for note in (*files.recover(run.checkpoints), *checkpoints.catalog.sync()):
             run.event("checkpoints-mended", note=note)
-        if _unbegun(run):
+        if run.unbegun:
             config = config.with_total(steps or config.rhythm.total)
             _write_config(run, config)
             return _begin(config, lambda: run, stack, stop)
@@ -124,13 +124,6 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
         sinks = make_sinks(config.track, config.rhythm.total, config.rhythm.unit)
         trainer = _trainer_of(config)(config, run, parts, sinks)
         return _carry_out(trainer, folder, stop)
-
-
-def _unbegun(run: RunDirectory) -> bool:
-    """Whether nothing was saved and nothing recorded: it failed, or was killed, before that."""
-    tables = (run.train_csv, run.episodes_csv, run.eval_csv)
-    recorded = any(read_rows(table)[0] for table in tables if table.exists())
-    return not recorded and not files.published(run.checkpoints)
 
 
 def _begin(

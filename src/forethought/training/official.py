@@ -114,11 +114,10 @@ def _configure(
     spec = task_spec(task, asked.env)
     checkpoint.check_task(spec)
     decided = checkpoint.decided(spec)
-    given = flatten(flags)
-    squashed = "agent.model.symlog_obs"
-    if given.get(squashed) is True and not checkpoint.symlogs_observations:
+    if asked.agent.model.symlog_obs and not checkpoint.symlogs_observations:
         rule = f"left out: {checkpoint.path} (layout {checkpoint.layout}) was trained without it"
-        raise ConfigError(f"{squashed} is true, but must be {rule}.")
+        raise ConfigError(f"agent.model.symlog_obs is true, but must be {rule}.")
+    given = flatten(flags)
     # What a flag sets must agree with what the file holds, also where the file's row decides it.
     held = {
         **flatten(decided),

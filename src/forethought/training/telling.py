@@ -69,10 +69,12 @@ def sentence(error: BaseException) -> str:
 
 def say_how_to_go_on(trainer: Trainer, error: BaseException) -> None:
     """As a note of the error, so that whoever shows the error shows this last."""
-    error.add_note(
-        f"Stopped by an error at {trainer.clock.told}. When it is mended: "
-        f"forethought resume {shlex.quote(str(trainer.run.path))}"
-    )
+    with contextlib.suppress(OSError):  # the disk may be what failed
+        if files.published(trainer.run.checkpoints) or trainer.run.unbegun:
+            error.add_note(
+                f"Stopped by an error at {trainer.clock.told}. When it is mended: "
+                f"forethought resume {shlex.quote(str(trainer.run.path))}"
+            )
 
 
 def say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
@@ -82,8 +84,11 @@ def say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
     saved = files.published(trainer.run.checkpoints)
     if cut_short and saved:
         text = f"Stopped without a new checkpoint; the newest is {saved[-1].name}. {again}"
-    elif cut_short:
+    elif cut_short and trainer.run.unbegun:
         text = f"Stopped before the first checkpoint: nothing was begun. {again}"
+    elif cut_short:
+        text = f"Stopped at {told} without a checkpoint (train.checkpoint_every_agent_steps is 0): "
+        text += "nothing was saved."
     elif status == "interrupted":
         # In a burst of updates only these grow.
         learned = "" if trainer.collector is None else f", {trainer.clock.updates:,} updates"

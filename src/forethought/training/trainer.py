@@ -265,9 +265,11 @@ class Trainer:
         """
         self.tracker.flush_train(self.clock)
         if self.budget.owed and not self.agent.replay.can_sample():
-            why = "no episode has ended; train longer, or set a shorter env.max_episode_steps"
+            why = "too few steps were made; train longer"
             if self.clock.episodes:
                 why = "every episode so far was too short for one; train longer"
+            elif self.config.replay.kind == "episodes":
+                why = "no episode has ended; train longer, or set a shorter env.max_episode_steps"
             self._warn(
                 "updates-owed",
                 f"{self.budget.owed} updates were never made: replay holds no whole slice to learn "

@@ -40,12 +40,7 @@ from forethought.agents.dqn.update import (
     draw_update_noise,
 )
 from forethought.clock import Every
-from forethought.config import (
-    ConfigError,
-    ForethoughtError,
-    PrioritizedReplayConfig,
-    ReplayConfig,
-)
+from forethought.config import ConfigError, ForethoughtError, ReplayConfig
 from forethought.nets.health import health
 from forethought.nets.optimisers import optimiser_tensors, restore_optimiser
 from forethought.replay import NStepBatch, NStepReplay, replay_metric_names
@@ -104,8 +99,6 @@ class DQN(Agent):
         self.notes += (_told(config, network.kind, frames if image else 0, spec.action_repeat),)
         looks = replay_metric_names(replay_config)
         self.metric_names = (*METRICS, "epsilon", *looks, *(("dead_units",) if looks else ()))
-        if isinstance(replay_config, PrioritizedReplayConfig):
-            self.metric_names += ("beta",)
         self.updates = 0
         if not for_acting:
             self.update_stream = streams.torch("update", device=device)
@@ -208,8 +201,7 @@ class DQN(Agent):
         for _ in range(updates):
             beta = self.transitions.beta_at(self.clock, self.total_agent_steps)
             batch = self.transitions.sample(self.config.batch_size, beta=beta)
-            weighing = {} if beta is None else {"beta": beta}
-            for name, value in (self.update(batch, self.draw_noise()) | weighing).items():
+            for name, value in self.update(batch, self.draw_noise()).items():
                 seen.setdefault(name, []).append(value)
         return {name: sum(values) / len(values) for name, values in seen.items()}
 

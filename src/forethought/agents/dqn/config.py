@@ -189,6 +189,13 @@ class FactorisedNoise:
 
 
 @dataclass(frozen=True)
+class AutoEpsilon:
+    """linear with its defaults, but none beside noisy layers, which explore by themselves."""
+
+    kind: ClassVar[str] = "auto"
+
+
+@dataclass(frozen=True)
 class LinearEpsilon:
     """Random actions with a probability that falls; its clock starts when the warm-up ends."""
 
@@ -210,13 +217,6 @@ class LinearEpsilon:
         require(steps >= 1, where + "decay_agent_steps", steps, "at least 1")
         rule = f"at least agent.epsilon.decay_agent_steps ({steps})"
         require(off is None or off >= steps, where + "off_after_agent_steps", off, rule)
-
-
-@dataclass(frozen=True)
-class AutoEpsilon(LinearEpsilon):
-    """linear, but none beside noisy layers, which explore by themselves."""
-
-    kind: ClassVar[str] = "auto"
 
 
 @dataclass(frozen=True)
@@ -325,6 +325,12 @@ class DQNConfig:
         "train": {"seed_agent_steps": 1_000, "seed_updates": 0, "updates_per_agent_step": 0.25}
     }
     """No burst of updates after the warm-up, and an update every fourth decision."""
+    idle: ClassVar[dict[tuple[str, Any], tuple[str, ...]]] = {
+        ("noisy", "factorised"): ("epsilon",),
+        ("noisy.kind", "factorised"): ("epsilon",),
+    }
+    """Noisy layers explore by themselves: an epsilon that was set before them is dropped. One that
+    is set with them or after them stays."""
     network: AutoNetwork | Nature | Impala | MinAtar | Mlp = field(default_factory=AutoNetwork)
     """From observations to values."""
     distribution: NoDistribution | C51 | QR | IQN = field(default_factory=NoDistribution)
@@ -382,6 +388,4 @@ class DQNConfig:
         """Random actions beside noisy layers only where they are asked for."""
         if not isinstance(self.epsilon, AutoEpsilon):
             return self.epsilon
-        if isinstance(self.noisy, FactorisedNoise):
-            return NoEpsilon()
-        return LinearEpsilon(**vars(self.epsilon))
+        return NoEpsilon() if isinstance(self.noisy, FactorisedNoise) else LinearEpsilon()
