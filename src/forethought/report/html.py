@@ -341,6 +341,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "wo
     lines = []
     for name, *cells in rows:
         rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        lines.append(f"<tr><th scope=row>{escape(name)}</th>{rest}</tr>")
+        broken = escape(name).replace("/", "/<wbr>")  # a path breaks between folders, not in a name
+        lines.append(f"<tr><th scope=row>{broken}</th>{rest}</tr>")
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return f'<div class="wide {kind}">{table}</div>'
