@@ -19,7 +19,8 @@ help:  ## show this
 setup: $(STAMP)  ## make .venv with all extras and tools (once)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PY) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || \
+		$(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	touch $@
 
@@ -52,7 +53,8 @@ quickstart: $(QUICK)/.installed  ## train, evaluate, draw and film an agent in m
 	@echo "Installing the core, dmc, video and report into .venv-quickstart (a few minutes) ..."
 	@began=$$(date +%s) && \
 	{ .venv-quickstart/bin/python -m pip --version > /dev/null 2>&1 || \
-		$(PYTHON) -m venv .venv-quickstart; } && \
+		$(PYTHON) -m venv .venv-quickstart || \
+		$(PYTHON) -m venv --clear .venv-quickstart; } && \
 	.venv-quickstart/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e '.[dmc,video,report]' && \
 	touch $@ && echo "Set-up took $$(($$(date +%s) - began)) s."

@@ -353,6 +353,13 @@ def test_a_rate_may_be_a_number_of_numpy():
     assert TaskEnv(env, action_repeat=2).metadata["render_fps"] == 10.0
 
 
+@pytest.mark.parametrize("rate", [0, -1.0, 5e-324, 10**400, np.inf, np.nan, 1j, "30"])
+def test_a_rate_that_nobody_could_watch_is_left_out(rate):
+    env = GreyEnv()
+    env.metadata = {**env.metadata, "render_fps": rate}
+    assert "render_fps" not in TaskEnv(env, action_repeat=2).metadata
+
+
 def test_a_rate_that_is_no_number_is_left_out():
     """Then pictures are shown at 30 a second; nothing else depends on it."""
     env = make_single("gym:tests.pictures:pictures/Rateless-v0")

@@ -152,6 +152,15 @@ def test_json_keeps_every_bit_of_a_float_and_long_integers(tmp_path):
     assert math.copysign(1, back["e"]) == -1
 
 
+def test_json_is_measured_in_bytes_as_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_JSON_BYTES", 20)
+    files.write_json(tmp_path / "x.json", "é" * 8)  # 16 bytes, two quotes and the line's end
+    assert files.read_json(tmp_path / "x.json") == "é" * 8
+    with pytest.raises(FileError, match="would be 21 bytes of JSON, but at most 20 bytes"):
+        files.write_json(tmp_path / "x.json", "é" * 9)
+    assert files.read_json(tmp_path / "x.json") == "é" * 8
+
+
 def test_an_atomic_write_that_fails_keeps_the_old_file(tmp_path, monkeypatch):
     files.write_json(tmp_path / "x.json", 1)
 

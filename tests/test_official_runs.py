@@ -221,6 +221,15 @@ def test_symlog_is_refused_for_a_file_that_was_trained_without(tmp_path, capsys)
     assert not (tmp_path / "run").exists()
 
 
+def test_symlog_is_refused_from_a_file_of_settings_too(tmp_path, capsys):
+    official(tmp_path / "agent.pt", "newest")
+    (tmp_path / "own.yaml").write_text("agent: {model: {symlog_obs: true}}\n")
+    command = ["import-tdmpc2", str(tmp_path / "agent.pt"), "--task", TASK, *SMALL]
+    command += ["--config", str(tmp_path / "own.yaml"), "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    assert "agent.model.symlog_obs is true, but must be left out" in capsys.readouterr().err
+
+
 def test_a_file_of_2023_may_be_read_without_symlog(tmp_path):
     """For files that somebody renamed to that layout from another."""
     run = imported(tmp_path, "--agent.model.no_symlog_obs", layout="2023")

@@ -188,6 +188,19 @@ def test_groups_of_one_task_are_compared_whatever_else_is_in_the_report(tmp_path
     assert axes.lines[0].get_color() == PALETTE[2]
 
 
+def test_a_task_that_is_left_out_of_the_average_is_compared_by_itself(tmp_path):
+    """Those that are averaged are not shown once more."""
+    tasks = (TASK, "dmc:cup-catch", PENDULUM)
+    for task, scores in zip(
+        tasks, ((900.0, 700.0), (500.0, 300.0), (-1500.0, -1498.0)), strict=True
+    ):
+        for name, config in (("a", None), ("b", LONG)):
+            runs_on(tmp_path / name, task, scores, random=-1200.0, config=config)
+    found = collect([tmp_path])
+    assert list(found.scales) == [TASK, "dmc:cup-catch"]
+    assert section(page(found), "Between the groups") == f"{PENDULUM} at 100 frames."
+
+
 # The same method.
 
 

@@ -243,6 +243,18 @@ def test_sync_mends_the_catalog_after_a_kill(tmp_path):
     assert entries == [(2, 4, None), (3, 6, 9.0)]
 
 
+def test_sync_enters_a_checkpoint_that_was_saved_again_before_a_kill(tmp_path):
+    """In its place: what is newest by step stays the last, for the oldest ones are pruned."""
+    catalog = Catalog(tmp_path, iter("abcdefg").__next__)
+    for step in (1, 2, 3):
+        catalog.add(checkpoint(tmp_path, step), env_frames=2 * step, eval_score=None)
+    checkpoint(tmp_path, 2, eval_score=9.0)  # published again, but killed before it was entered
+    assert catalog.sync() == ["step-000000002 was entered in the catalog."]
+    entries = [(entry.step, entry.eval_score, entry.timestamp) for entry in catalog.entries()]
+    assert entries == [(1, None, "a"), (2, 9.0, "d"), (3, None, "d")]
+    assert catalog.sync() == []
+
+
 def test_a_damaged_catalog_is_made_anew_from_the_checkpoints(tmp_path):
     catalog = Catalog(tmp_path)
     catalog.add(checkpoint(tmp_path, 1), env_frames=2, eval_score=None)

@@ -353,6 +353,14 @@ def test_a_run_whose_replay_never_held_a_slice_says_so_at_its_end(tmp_path, capl
     assert kinds.count("updates-owed") == 1 and "never-learns" not in kinds
 
 
+def test_a_run_too_short_for_a_slice_says_so_at_its_end(tmp_path, caplog):
+    """Transitions need no ended episode, so a limit of episodes would not help."""
+    layers = {"env": {"max_episode_steps": 200}, "steps": 3, "agent": {"horizon": 5}}
+    train = {"seed_agent_steps": 1, "seed_updates": 1}
+    train_run(stub_run(**layers, train=train), tmp_path / "run")
+    assert "for too few steps were made; train longer." in caplog.text
+
+
 @pytest.mark.parametrize(
     ("given", "length", "num_envs", "steps"),
     [

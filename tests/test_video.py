@@ -118,6 +118,13 @@ def test_a_video_that_fails_leaves_the_older_one(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["a.mp4"]
 
 
+@pytest.mark.parametrize(("suffix", "fps"), [("mp4", float("inf")), ("gif", 1e-5)])
+def test_a_rate_that_the_format_cannot_hold_is_one_sentence(tmp_path, suffix, fps):
+    with pytest.raises(VideoError, match="could not be written"):
+        write(tmp_path / f"a.{suffix}", count=2, fps=fps)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("suffix", ["mp4", "gif"])
 def test_a_full_disk_leaves_the_older_video_and_says_so(tmp_path, suffix):
     """Neither ffmpeg nor Pillow can write more than some kilobytes: a process of its own."""

@@ -160,9 +160,10 @@ def json_text(data: Any) -> str:
 def write_json(path: Path, data: Any) -> None:
     """Write `data` as JSON, atomically."""
     text = json_text(data)
-    if len(text) > MAX_JSON_BYTES:  # nobody could read it again
+    size = len(text.encode("utf-8", errors="backslashreplace"))
+    if size > MAX_JSON_BYTES:  # nobody could read it again
         raise FileError(
-            f"{path} would be {size_in_words(len(text))} of JSON, but at most "
+            f"{path} would be {size_in_words(size)} of JSON, but at most "
             f"{size_in_words(MAX_JSON_BYTES)} are read again: it is not written."
         )
     write_text_atomic(path, text)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from forethought import presets
+import forethought
+from forethought import files, presets
 from forethought.agents.dqn import DQNConfig
 from forethought.config import ConfigError, PrioritizedReplayConfig, build_run_config, from_dict
 
@@ -238,3 +240,34 @@ def test_a_group_for_another_kind_is_left_out(tmp_path, monkeypatch):
     assert presets.layers(["a", "c"], None, "dqn")[1] == {}
     assert presets.layers(["b", "c"], None, "dqn")[1] == {"replay": {"alpha": 0.7}}
     assert presets.layers(["c"], None, "dqn") == [{"replay": {"alpha": 0.7}}]
+
+
+OLD_EPSILON = {"start": 1.0, "end": 0.05, "decay_agent_steps": 900, "off_after_agent_steps": None}
+
+
+@pytest.mark.parametrize(
+    ("noisy", "now"),
+    [("none", {"kind": "linear", **OLD_EPSILON}), ("factorised", {"kind": "auto"})],
+)
+def test_a_run_of_an_older_version_whose_auto_epsilon_has_keys_evaluates_and_resumes(
+    tmp_path, noisy, now
+):
+    """As config.yaml and the manifests of its checkpoints say it."""
+    flags = {"noisy": noisy} if noisy != "none" else {"epsilon": now}
+    run = forethought.train(
+        "dqn", "gym:CartPole-v1", presets=["dqn_small", "debug"], out=tmp_path / "run",
+        steps=40, agent=flags, track={"console": False},
+    )  # fmt: skip
+    old = {"kind": "auto", **OLD_EPSILON}
+    path = tmp_path / "run" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    assert config["agent"]["epsilon"] == now
+    config["agent"]["epsilon"] = old
+    path.write_text(yaml.safe_dump(config))
+    for folder in files.published(run.path / "checkpoints"):
+        manifest = files.read_manifest(folder)
+        manifest.meta["config"]["agent"]["epsilon"] = old
+        (folder / "manifest.json").write_text(manifest.text)
+    assert len(forethought.evaluate(run.path, episodes=1).returns) == 1
+    resumed = forethought.resume(run.path, steps=60)
+    assert (resumed.status, resumed.agent_steps) == ("done", 60)

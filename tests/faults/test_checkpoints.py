@@ -422,6 +422,38 @@ def test_case_04_a_missing_replay_block_is_named_and_the_previous_checkpoint_tak
     assert f"{block.name} is missing" in caplog.text
 
 
+def test_case_04_a_skipped_checkpoint_is_never_taken_again(tmp_path, run, monkeypatch):
+    """The run that goes on writes the missing block anew, so that the skipped one is whole again;
+    but its CSV rows were cut off."""
+    config = {"steps": 400, "track": {"every_agent_steps": 20, "console": False}}
+    undisturbed = train_run(stub_run(**config), tmp_path / "undisturbed").path
+    path = train_run(stub_run(**config | {"steps": 300}), tmp_path / "other").path
+    own_block(path).unlink()
+
+    def fault(name: str) -> None:
+        if name == "step-285":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(files, "fault_point", fault)
+        resume_run(path, steps=400)
+    [aside] = events(path, "checkpoint-set-aside")
+    assert (path / "checkpoints" / aside["now"]).is_dir()
+    assert (aside["checkpoint"], aside["now"]) == (NEWEST, f"{NEWEST}.skipped")
+    assert resume_run(path).status == "done"
+    assert training_record(path) == training_record(undisturbed)
+
+
+def test_case_04_one_that_is_skipped_twice_at_the_same_step_is_set_aside_twice(run):
+    for _ in range(2):
+        (newest(run) / "agent.json").write_text("{")
+        assert resume_run(run, steps=320).status == "done"
+        shutil.rmtree(run / "checkpoints" / "step-000000320")
+        assert resume_run(run, steps=300).status == "done"
+    assert len(events(run, "checkpoint-set-aside")) == 2
+    assert Checkpoints(RunDirectory.open(run)).newest()[0].name == NEWEST
+
+
 def test_case_04_a_damaged_row_after_the_checkpoint_is_cut_off(run):
     """As a power cut leaves it: the table is not read before it is cut back."""
     with (run / "train.csv").open("ab") as file:

@@ -21,7 +21,7 @@ from forethought.config import EnvConfig, to_dict
 from forethought.envs import EnvError, EnvFailure
 from forethought.files import FileError
 from forethought.seeding import Streams
-from forethought.tracking import RunDirectory
+from forethought.tracking import RunDirectory, run_directory
 from forethought.training.build import load_agent
 from forethought.training.loop import Run, resume_run, train_run
 from tests.faults.stubs import VARIABLE, ChosenFaults, Unbuildable, choose, task
@@ -164,6 +164,69 @@ def test_case_15_a_run_with_records_but_no_checkpoint_is_not_begun_anew(tmp_path
     (run.path / "checkpoints").mkdir()
     with pytest.raises(FileError, match="holds no complete checkpoint"):
         resume_run(run.path)
+
+
+def test_case_15_half_a_row_is_a_record_too(tmp_path):
+    run = train_run(stub_run(steps=100), tmp_path / "run")
+    shutil.rmtree(run.path / "checkpoints")
+    (run.path / "checkpoints").mkdir()
+    for table in ("train.csv", "episodes.csv", "eval.csv"):
+        header = (run.path / table).read_text().splitlines(keepends=True)[0]
+        (run.path / table).write_text(header)
+    assert RunDirectory.open(run.path).unbegun
+    with (run.path / "eval.csv").open("a") as file:
+        file.write("100,")
+    with pytest.raises(FileError, match="holds no complete checkpoint"):
+        resume_run(run.path)
+
+
+def test_case_15_what_cannot_be_looked_at_hides_no_error(tmp_path, monkeypatch):
+    """Whether it can go on is unknown then, so the command is named: it will tell."""
+
+    def unreadable(run):
+        raise FileError("train.csv is a link")
+
+    choose(monkeypatch, [(0, 5)])
+    monkeypatch.setattr(RunDirectory, "unbegun", property(unreadable))
+    config = stub_run(task("raise"), train={"checkpoint_every_agent_steps": 0})
+    with pytest.raises(EnvFailure) as caught:
+        train_run(config, tmp_path / "run")
+    assert f"forethought resume {tmp_path / 'run'}" in "".join(caught.value.__notes__)
+
+
+def test_case_15_a_kill_while_the_directory_is_made_leaves_room_for_the_same_command(
+    tmp_path, monkeypatch
+):
+    """Everything but run.json is there, also halves of files; what is not ours stays refused."""
+    path = tmp_path / "run"
+
+    def kill(file, data):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_directory, "write_json", kill)
+        train_run(stub_run(steps=100), path)
+    (path / ".tmp-run.json-1").write_text("{")
+    assert {entry.name for entry in path.iterdir()} >= {"config.yaml", "checkpoints", "replay"}
+    (path / "checkpoints" / "step-000000001").mkdir()
+    with pytest.raises(FileError, match="is not empty, and not a run"):
+        train_run(stub_run(steps=100), path)
+    (path / "checkpoints" / "step-000000001").rmdir()
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(FileError, match="is not empty, and not a run"):
+        train_run(stub_run(steps=100), path)
+    (path / "notes.txt").unlink()
+    assert train_run(stub_run(steps=100), path).status == "done"
+
+
+def test_case_15_of_two_that_begin_in_one_place_the_second_is_refused(tmp_path, monkeypatch):
+    """Both have looked into the empty folder before either wrote."""
+    train_run(stub_run(steps=100), tmp_path / "run")
+    monkeypatch.setattr(run_directory, "_make", lambda out: out)
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+    with pytest.raises(FileError, match="already holds a run"):
+        train_run(stub_run(steps=200), tmp_path / "run")
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == before
 
 
 def test_case_15_the_agent_is_told_that_another_episode_began(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ import time
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -24,6 +25,7 @@ from forethought.training import loop, signals
 from forethought.training.collect import Collector
 from forethought.training.loop import resume_run, train_run
 from forethought.training.signals import Interrupted, Stop
+from forethought.training.telling import say_farewell
 from tests.faults.conftest import MOMENTS, TWO
 from tests.forked import forked, pause_at
 from tests.stub_agent import register, stub_run, training_record
@@ -191,6 +193,26 @@ def test_case_18_a_signal_while_an_episode_is_stepped_again_leaves_the_run_as_it
     )
     assert resume_run(run.path).status == "done"
     assert training_record(run.path) == training_record(whole.path)
+
+
+@pytest.mark.parametrize(
+    ("period", "offline", "why"),
+    [
+        (0, False, " (train.checkpoint_every_agent_steps is 0)"),
+        (0, True, " (offline.checkpoint_every_updates is 0)"),
+        (100, False, ""),  # somebody deleted them
+    ],
+)
+def test_case_18_a_run_that_saved_nothing_says_why(tmp_path, capsys, period, offline, why):
+    run = train_run(stub_run(steps=100), tmp_path / "run")
+    directory = RunDirectory.open(run.path)
+    directory.checkpoints.rename(tmp_path / "gone")
+    config, clock = SimpleNamespace(is_offline=offline), SimpleNamespace(told="90 agent steps")
+    rhythm = SimpleNamespace(period=period)
+    trainer = SimpleNamespace(run=directory, clock=clock, config=config, save_every=rhythm)
+    say_farewell(trainer, "interrupted", cut_short=True)
+    said = f"Stopped at 90 agent steps without a checkpoint{why}: nothing was saved.\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 @pytest.mark.parametrize("workers", [False, True])

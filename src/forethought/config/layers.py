@@ -62,8 +62,8 @@ def _kept(group: str, old: Mapping[str, Any], kind: Any) -> dict[str, Any]:
 
 def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """All layers of a run as one. What a later layer leaves without effect is dropped from the
-    earlier ones (a preset's planner, when a flag turns planning off); set in that layer or after
-    it, it stays and is refused.
+    earlier ones (a preset's planner, when a flag turns planning off). Set in that layer or after
+    it, it stays: then the agent refuses it, or uses it after all.
 
     An agent's configuration says in `idle` which of its keys that are: by switch (dotted, where it
     stands in a group) and its value. Recorded data leaves `IDLE_OFFLINE` without effect. Its
@@ -112,8 +112,10 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 
 def value_at(data: Any, key: str, missing: Any) -> Any:
-    """The value of a dotted key, or `missing`."""
+    """The value of a dotted key, or `missing`. A word for a group is its kind."""
     for part in key.split("."):
+        if part == "kind" and isinstance(data, str):
+            return data
         if not isinstance(data, Mapping) or part not in data:
             return missing
         data = data[part]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from numbers import Real
 from typing import Any, TypeVar
 
 import gymnasium
@@ -28,6 +27,8 @@ from forethought.spaces.structure import EnvError, EnvFailure, Leaf, Structure, 
 
 T = TypeVar("T")
 LARGEST_REWARD = float(np.finfo(np.float32).max)  # replay stores float32, where more is infinite
+SLOWEST_FPS, FASTEST_FPS = 1e-3, 1e5
+"""What an environment may give as its rate of pictures; others are none."""
 RESET = "reset must return (observation, info)"
 STEP = "step must return (observation, reward, terminated, truncated, info)"
 Step = tuple[Tree, float, bool, bool, dict[str, Any]]
@@ -95,9 +96,10 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         )
         rate = env.metadata.get("render_fps")
         self.metadata = {k: v for k, v in env.metadata.items() if k != "render_fps"}
-        rate = float(rate) if isinstance(rate, Real) else math.nan
-        if 0 < rate < math.inf:
-            self.metadata["render_fps"] = rate / action_repeat  # one frame is shown per decision
+        number = isinstance(rate, int | float | np.integer | np.floating)
+        if number and SLOWEST_FPS <= rate <= FASTEST_FPS:
+            # One frame is shown per decision.
+            self.metadata["render_fps"] = float(rate) / action_repeat
         self._steps = 0
         self._running = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from forethought.files import FileError, Manifest, read_json, read_manifest, verify, write_json
@@ -84,9 +84,9 @@ class Catalog:
     def sync(self) -> list[str]:
         """Make the catalog agree with the directories; returns a sentence for each difference.
 
-        A process may die between publishing a checkpoint and entering it, or between removing a
-        checkpoint and its entry. `env_frames` and `eval_score` of a checkpoint that is not entered
-        are taken from its manifest's meta.
+        A process may die between publishing a checkpoint (a second time at the same step, maybe)
+        and entering it, or between removing a checkpoint and its entry. `env_frames` and
+        `eval_score` of a checkpoint that is not entered are taken from its manifest's meta.
         """
         notes: list[str] = []
         try:
@@ -95,30 +95,31 @@ class Catalog:
             notes.append(f"The catalog is made anew: {error}")
             known = {}
         present = {path.name: path for path in published_in(self.folder)}
+        for name in sorted(known.keys() - present.keys()):
+            notes.append(f"{name} was taken out of the catalog: it is missing.")
         kept: list[Entry] = []
-        for name, entry in known.items():
+        for name, path in present.items():  # by step, as entries() promises
+            entry = known.get(name)
             try:
-                if name not in present:
-                    raise FileError("it is missing.")
-                if read_manifest(present[name]).sha256 != entry.sha256:
-                    raise FileError("it is another than the one entered.")
-                kept.append(entry)
-            except FileError as error:
-                notes.append(f"{name} was taken out of the catalog: {error}")
-        for name, path in present.items():
-            if name not in known:
-                try:
-                    manifest = verify(path)
-                    frames, score = manifest.meta.get("env_frames"), manifest.meta.get("eval_score")
-                    if frames is None:
-                        raise FileError("its manifest does not tell env_frames.")
-                    kept.append(self._entry(kept, path, manifest, frames, score))
+                if entry is None or read_manifest(path).sha256 != entry.sha256:
+                    entry = self._read_entry(kept, path)
                     notes.append(f"{name} was entered in the catalog.")
-                except (FileError, TypeError) as error:
-                    notes.append(f"{name} was not entered in the catalog: {error}")
+                earliest = kept[-1].timestamp if kept else ""
+                kept.append(replace(entry, timestamp=max(entry.timestamp, earliest)))
+            except (FileError, TypeError) as error:
+                what = "was not entered in" if name not in known else "was taken out of"
+                notes.append(f"{name} {what} the catalog: {error}")
         if notes:
             self._write(kept)
         return notes
+
+    def _read_entry(self, earlier: list[Entry], path: Path) -> Entry:
+        """What a checkpoint says of itself; FileError if it is not whole."""
+        manifest = verify(path)
+        frames, score = manifest.meta.get("env_frames"), manifest.meta.get("eval_score")
+        if frames is None:
+            raise FileError("its manifest does not tell env_frames.")
+        return self._entry(earlier, path, manifest, frames, score)
 
     def _entry(
         self,

@@ -54,9 +54,15 @@ class Lock:
             holder = _parse(os.read(descriptor, 4096))
             if holder is not None:
                 self._refuse_if_held(holder)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(asdict(_this_process())).encode(), 0)
-            os.fsync(descriptor)
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(asdict(_this_process())).encode(), 0)
+                os.fsync(descriptor)
+            except OSError as error:
+                raise FileError(
+                    f"{self.path} could not be written ({error.strerror}): check the free space "
+                    "and the permissions there."
+                ) from error
             return holder
 
     @contextlib.contextmanager

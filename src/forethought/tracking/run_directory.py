@@ -18,6 +18,7 @@ import yaml
 from forethought import presets
 from forethought.config import ConfigError, ForethoughtError
 from forethought.files import (
+    MAX_LINE_BYTES,
     FileError,
     open_regular,
     published,
@@ -79,32 +80,32 @@ class RunDirectory:
         cls, out: Path | None, config: Mapping[str, Any], agent: str, task: str, seed: int
     ) -> RunDirectory:
         """A new run in `out`, or in runs/<task>/<agent>/<seed>-<time>; never over an old one."""
+        now = utc_now()
+        about = {
+            "schema": SCHEMA,
+            "id": uuid.uuid4().hex,
+            "status": "running",
+            "agent": agent,
+            "task": task,
+            "seed": seed,
+            "versions": versions(),
+            "git_commit": git_commit(),
+            "created_utc": now,
+            "updated_utc": now,
+            "tags": [],
+            "best": None,
+        }
         path = _make(out) if out is not None else _make_default(agent, task, seed)
         run = cls(path)
-        try:
-            for folder in (run.checkpoints, run.replay):
-                folder.mkdir()
-        except OSError as error:
-            raise _not_created(path, error) from error
-        write_text_atomic(run._config_file, yaml.safe_dump(dict(config), sort_keys=False))
-        now = utc_now()
-        write_json(  # last: a directory with run.json is a run
-            run._run_file,
-            {
-                "schema": SCHEMA,
-                "id": uuid.uuid4().hex,
-                "status": "running",
-                "agent": agent,
-                "task": task,
-                "seed": seed,
-                "versions": versions(),
-                "git_commit": git_commit(),
-                "created_utc": now,
-                "updated_utc": now,
-                "tags": [],
-                "best": None,
-            },
-        )
+        with Lock(path / "lock").hold():  # two may have been given the same place at once
+            _refuse_run(path)
+            try:
+                for folder in (run.checkpoints, run.replay):
+                    folder.mkdir(exist_ok=True)
+            except OSError as error:
+                raise _not_created(path, error) from error
+            write_text_atomic(run._config_file, yaml.safe_dump(dict(config), sort_keys=False))
+            write_json(run._run_file, about)  # last: a directory with run.json is a run
         return run
 
     @classmethod
@@ -267,16 +268,34 @@ def _refuse_links(path: Path) -> None:
 
 
 def _make(out: Path) -> Path:
-    advice = "choose another --out, or continue it with 'forethought resume'."
     try:
-        if (out / "run.json").exists():
-            raise FileError(f"{out} already holds a run: {advice}")
+        _refuse_run(out)
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
+        if not all(map(_left_by_a_kill, out.iterdir())):
             raise FileError(f"{out} is not empty, and not a run: choose another --out.")
     except OSError as error:
         raise _not_created(out, error) from error
     return out
+
+
+def _refuse_run(path: Path) -> None:
+    if (path / "run.json").exists():
+        raise FileError(
+            f"{path} already holds a run: choose another --out, or continue it with "
+            "'forethought resume'."
+        )
+
+
+def _left_by_a_kill(entry: Path) -> bool:
+    """Whether `create` makes this before run.json: whoever was killed in between left nothing else,
+    and may begin again in the same place."""
+    if entry.is_symlink():
+        return False
+    if entry.name in ("checkpoints", "replay"):
+        return entry.is_dir() and not any(entry.iterdir())
+    halves = (".tmp-config.yaml-", ".tmp-run.json-")
+    ours = entry.name in ("config.yaml", "lock") or entry.name.startswith(halves)
+    return ours and entry.is_file()
 
 
 def _make_default(agent: str, task: str, seed: int) -> Path:
@@ -313,5 +332,5 @@ def _has_rows(table: Path) -> bool:
     if not table.exists():
         return False
     with open_regular(table) as file:
-        file.readline()
+        file.readline(MAX_LINE_BYTES)
         return bool(file.read(1))

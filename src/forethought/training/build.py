@@ -118,11 +118,21 @@ def read_config(run: RunDirectory) -> RunConfig:
     data = run.config()
     name, task = str(data.get("agent_name")), str(data.get("task"))
     try:
-        config = build_run_config(name, task, registry.config_class(name), [data])
+        agent_class = registry.config_class(name)
+        data = _in_todays_words(data, agent_class)
+        config = build_run_config(name, task, agent_class, [data])
         refuse_idle_groups(config, data)
         return config
     except ConfigError as error:
         raise ConfigError(f"In {run.path / 'config.yaml'}: {error}") from error
+
+
+def _in_todays_words(saved: dict[str, Any], agent_class: type) -> dict[str, Any]:
+    """A whole configuration as it would be saved now; an agent's own says what has changed."""
+    translate = getattr(agent_class, "of_older_versions", None)
+    if translate is None or not isinstance(saved.get("agent"), dict):
+        return saved
+    return {**saved, "agent": translate(saved["agent"])}
 
 
 def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
@@ -135,6 +145,7 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
     if not isinstance(saved, dict):
         return []
     with contextlib.suppress(ForethoughtError):  # a key that no longer exists: compared as it is
+        saved = _in_todays_words(saved, type(config.agent))
         old = build_run_config(config.agent_name, config.task, type(config.agent), [saved])
         saved = {**to_dict(old), "task": saved.get("task", config.task)}
     rows = diff(saved, to_dict(config))

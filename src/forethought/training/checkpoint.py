@@ -11,8 +11,8 @@
 Strategy: a checkpoint on the way that cannot be written warns, is counted and training goes on
 (the loop tries again at the next interval); the last one raises. Nothing is begun for which the
 disk has no room. A loader takes the newest that verifies, replay blocks included, whose content
-makes sense, and says what it skipped. A file in a checkpoint that its manifest does not name is
-never read, and goes with the checkpoint.
+makes sense, and says what it skipped; a run that goes on from there sets the newer ones aside. A
+file in a checkpoint that its manifest does not name is never read, and goes with the checkpoint.
 """
 
 from __future__ import annotations
@@ -121,6 +121,25 @@ class Checkpoints:
                 return path, skipped
         reason = f" {' '.join(skipped)}" if skipped else ""
         raise FileError(f"{self.folder} holds no complete checkpoint.{reason} Train anew.")
+
+    def set_aside_newer(self, than: Path) -> None:
+        """Takes the checkpoints after `than`, which were skipped, out of the way of the run that
+        goes on from it: what made one of them useless may come right again (a replay block is
+        written anew), and it would be the newest, though its CSV rows are gone."""
+        numbered = files.published(self.folder)
+        for path in numbered[numbered.index(than) + 1 :]:
+            aside = path.with_name(f"{path.name}.skipped")
+            try:
+                if aside.exists():
+                    files.remove(aside)
+                path.rename(aside)
+            except OSError as error:
+                raise FileError(
+                    f"{path} could not be set aside as {aside.name} ({error.strerror}): move it "
+                    "away by hand."
+                ) from error
+            self.run.event("checkpoint-set-aside", checkpoint=path.name, now=aside.name)
+        self._forget_deleted()
 
     def find(self, which: str | int) -> tuple[Path, list[str]]:
         """The folder of `latest`, `best` or a number of agent steps, verified; for acting, so

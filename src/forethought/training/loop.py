@@ -109,7 +109,8 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
             words = config.rhythm.unit.replace("_", " ")
             print(f"{run.path} is complete at {at:,} {words}; --steps TOTAL takes it further.")
             score = files.read_json(folder / "loop.json").get("score")
-            return Run(run.path, "done", 0, at, score, run.run_json.get("random_score"))
+            decisions = 0 if config.is_offline else at
+            return Run(run.path, "done", 0, decisions, score, run.run_json.get("random_score"))
         was, config = config, config.with_total(steps or total)
         parts = build_parts(config)
         stack.callback(parts.close)
@@ -121,6 +122,7 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
             print(f"Goes on with what config.yaml says now: {'; '.join(changes)}.")
         if config != was:
             _write_config(run, config)
+        checkpoints.set_aside_newer(folder)
         sinks = make_sinks(config.track, config.rhythm.total, config.rhythm.unit)
         trainer = _trainer_of(config)(config, run, parts, sinks)
         return _carry_out(trainer, folder, stop)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from forethought import files
 from forethought.config import ForethoughtError
+from forethought.files import FileError
 from forethought.training.dump import DUMPS
 from forethought.training.trainer import Trainer
 
@@ -69,12 +70,24 @@ def sentence(error: BaseException) -> str:
 
 def say_how_to_go_on(trainer: Trainer, error: BaseException) -> None:
     """As a note of the error, so that whoever shows the error shows this last."""
-    with contextlib.suppress(OSError):  # the disk may be what failed
-        if files.published(trainer.run.checkpoints) or trainer.run.unbegun:
-            error.add_note(
-                f"Stopped by an error at {trainer.clock.told}. When it is mended: "
-                f"forethought resume {shlex.quote(str(trainer.run.path))}"
-            )
+    try:
+        can_go_on = bool(files.published(trainer.run.checkpoints)) or trainer.run.unbegun
+    except (OSError, FileError):  # the disk may be what failed; then nobody knows, and resume tells
+        can_go_on = True
+    if can_go_on:
+        error.add_note(
+            f"Stopped by an error at {trainer.clock.told}. When it is mended: "
+            f"forethought resume {shlex.quote(str(trainer.run.path))}"
+        )
+
+
+def _why_none(trainer: Trainer) -> str:
+    """Why there is no checkpoint: they are turned off, or somebody deleted them."""
+    if trainer.save_every.period:
+        return ""
+    offline = trainer.config.is_offline
+    key = "offline.checkpoint_every_updates" if offline else "train.checkpoint_every_agent_steps"
+    return f" ({key} is 0)"
 
 
 def say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
@@ -87,8 +100,7 @@ def say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
     elif cut_short and trainer.run.unbegun:
         text = f"Stopped before the first checkpoint: nothing was begun. {again}"
     elif cut_short:
-        text = f"Stopped at {told} without a checkpoint (train.checkpoint_every_agent_steps is 0): "
-        text += "nothing was saved."
+        text = f"Stopped at {told} without a checkpoint{_why_none(trainer)}: nothing was saved."
     elif status == "interrupted":
         # In a burst of updates only these grow.
         learned = "" if trainer.collector is None else f", {trainer.clock.updates:,} updates"

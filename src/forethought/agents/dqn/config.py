@@ -326,11 +326,10 @@ class DQNConfig:
     }
     """No burst of updates after the warm-up, and an update every fourth decision."""
     idle: ClassVar[dict[tuple[str, Any], tuple[str, ...]]] = {
-        ("noisy", "factorised"): ("epsilon",),
         ("noisy.kind", "factorised"): ("epsilon",),
     }
     """Noisy layers explore by themselves: an epsilon that was set before them is dropped. One that
-    is set with them or after them stays."""
+    is set with them or after them stays, and is used."""
     network: AutoNetwork | Nature | Impala | MinAtar | Mlp = field(default_factory=AutoNetwork)
     """From observations to values."""
     distribution: NoDistribution | C51 | QR | IQN = field(default_factory=NoDistribution)
@@ -382,6 +381,20 @@ class DQNConfig:
                     "agent.munchausen is on, but agent.distribution is c51, whose returns are "
                     "fixed: use none, qr or iqn."
                 )
+
+    @staticmethod
+    def of_older_versions(saved: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a run has saved, in today's words: once, auto had the keys of linear."""
+        epsilon = saved.get("epsilon")
+        if not isinstance(epsilon, Mapping) or epsilon.get("kind") != AutoEpsilon.kind:
+            return saved
+        keys = {key: value for key, value in epsilon.items() if key != "kind"}
+        noisy = saved.get("noisy")
+        if isinstance(noisy, Mapping) and noisy.get("kind") == FactorisedNoise.kind:
+            keys = {}  # beside noisy layers they had no effect
+        if not keys:
+            return {**saved, "epsilon": {"kind": AutoEpsilon.kind}}
+        return {**saved, "epsilon": {"kind": LinearEpsilon.kind, **keys}}
 
     @property
     def exploration(self) -> LinearEpsilon | NoEpsilon:
