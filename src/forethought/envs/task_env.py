@@ -94,7 +94,7 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             sign_rewards=bool(_declared(env, "sign_rewards", False)),
             action_half_range=half_range(self._space("action_space")),
         )
-        rate = env.metadata.get("render_fps")
+        rate: Any = env.metadata.get("render_fps")
         self.metadata = {k: v for k, v in env.metadata.items() if k != "render_fps"}
         number = isinstance(rate, int | float | np.integer | np.floating)
         if number and SLOWEST_FPS <= rate <= FASTEST_FPS:
