@@ -45,6 +45,7 @@ def provenance() -> dict[str, Any]:
         "commit": commit.stdout.strip() + ("+changes" if changed.stdout.strip() else ""),
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{processor()}, {torch.get_num_threads()} threads",
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
     }
 

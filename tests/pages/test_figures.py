@@ -25,6 +25,9 @@ KINDS = [
 """Of benchmarks/learning_kinds.py, those that were trained."""
 
 
+PIXELS = ("pixels", "small_pixels")
+
+
 def rows_of_tasks(page: Path) -> dict[str, list[str]]:
     """By task, the other cells of every row that begins with one and holds numbers only."""
     found = {}
@@ -156,3 +159,38 @@ def test_the_page_of_datasets_tells_the_measured_speed():
     ]
     assert [words for words in told if words not in text] == []
     assert found["rows"] >= 10_000_000
+
+
+def test_the_page_of_tdmpc2_tells_the_measured_speed():
+    """Of plans and updates, the small preset, auxiliary discounts, discrete actions and pixels."""
+    speed, pixels, discrete = map(result, ("tdmpc2_speed", "pixel_speed", "categorical_speed"))
+    text = TDMPC2.read_text(encoding="utf-8")
+    told = [f"{speed['date_utc'][:10]}, commit {speed['commit'][:7]}, medians of 30 rounds"]
+    for size, words in (("5", " the limit"), ("1", "")):
+        found = speed["sizes"][size]["summary"]
+        plan, update = (
+            f"{found[work]['ratio_median']:.2f} x{words} ({found[work]['ms_median']:.0f} ms)"
+            for work in ("plan", "update")
+        )
+        told.append(f"| size {size} | {plan} | {update} |")
+    told.append(f"`tdmpc2_small` took {speed['small']['ms_median']:.1f} ms")
+    added = [
+        speed["auxiliary"][size][count]["overhead_percent"]
+        for size in ("size_5", "small")
+        for count in ("two", "five")
+    ]
+    told.append("add {:.1f} percent (two) and {:.1f} percent (five)".format(*added))
+    told.append("{:.1f} and {:.1f} percent in `tdmpc2_small`".format(*added[2:]))
+    full, small = (pixels["presets"][f"tdmpc2_{name}"]["summary"] for name in PIXELS)
+    plan, update = (f"{full[work]['ratio_median']:.2f} ({work})" for work in ("plan", "update"))
+    told.append(f"`tdmpc2_pixels` {plan} and {update} times")
+    told.append(f"{small['decision_with_update']['ms_median']:.1f} ms for a decision with its")
+    of = {
+        f"{size} {kind}": discrete["sizes"][size]["summary"][f"{kind}_441"]["ratio_median"]
+        for size in "51"
+        for kind in ("discrete", "commands")
+    }
+    told.append(f"it took {of['5 discrete']:.2f} times as long at size 5")
+    told.append(f"{of['5 commands']:.2f} for commands of five choices with a mask) and ")
+    told.append(f"{of['1 discrete']:.2f} ({of['1 commands']:.2f}) at size 1")
+    assert [words for words in told if words not in text] == []
