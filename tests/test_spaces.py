@@ -246,6 +246,13 @@ def test_bounds_of_each_element_are_its_own():
         Structure.of(box).check(np.array([5.0, 5.0]), "action", 0, 1)
 
 
+def test_the_bounds_that_are_told_are_those_that_were_declared():
+    """Without the little that rounding may add to them."""
+    half = Structure.of(spaces.Box(-0.5, 0.5, (1,), np.float32))
+    with pytest.raises(EnvError, match=r"lies outside its space \[-0\.5, 0\.5\]"):
+        half.check(np.array([0.7]), "action", 0, 1)
+
+
 # Random actions
 
 

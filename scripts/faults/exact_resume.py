@@ -140,4 +140,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    result_file.carry_out(
+        main, "Eighteen pairs of runs take about four minutes; each is told when it is done."
+    )

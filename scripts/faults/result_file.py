@@ -9,15 +9,27 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from forethought import files
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 PAGE = ROOT / "docs" / "faults.md"
+
+
+def carry_out(main: Callable[[], int], about: str) -> NoReturn:
+    """Runs a script that measures, `about` said first; Ctrl-C is a sentence, for what was cut short
+    is no result."""
+    print(about, flush=True)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("Interrupted: nothing was written.", file=sys.stderr)
+        sys.exit(130)
 
 
 def write(out: Path, result: dict[str, Any]) -> None:

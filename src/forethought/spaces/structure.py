@@ -131,7 +131,8 @@ class Structure:
             bad, low, high = (
                 np.broadcast_to(x, array.shape)[beyond][0] for x in (array, low, high)
             )
-            bounds = f"[{float(low):g}, {float(high):g}]"
+            digits = ".5g" if leaf.dtype.kind == "f" else "g"  # without what ROUNDING adds
+            bounds = f"[{float(low):{digits}}, {float(high):{digits}}]"
             problem = f"holds {bad!s}, which lies outside its space {bounds}"
             if leaf.dtype.kind != "f" or place[0] == "action":
                 _refuse(leaf.path, place, problem)
