@@ -170,7 +170,7 @@ def main() -> None:
         over = [a / b for a, b in zip(found, values["gymnasium"])]
         ratio, _ = median_p10(over)
         summary[name] = {"median": median, "p10": p10, "over_gymnasium_median": ratio}
-        print(f"  {name:24s} {median:8.0f}, p10 {p10:8.0f}; {ratio:.2f} x gymnasium")
+        print(f"  {name:24s} {median:8.0f}, p10 {p10:8.0f}; {ratio:.2f} x gymnasium, by rounds")
     began = beginnings(make, options.rounds)
     print(
         f"  loading takes {began['load_ms_median']:.0f} ms, a reset {began['reset_ms_median']:.1f}"

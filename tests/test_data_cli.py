@@ -142,6 +142,18 @@ def test_several_datasets_are_described_together(capsys, tmp_path):
     assert [json.loads(x)["whole"] for x in said(capsys, "verify", "a", "b", "--json").splitlines()]
 
 
+def test_of_several_datasets_every_one_is_verified(capsys, tmp_path):
+    for name in "abcd":
+        place = make_dataset(tmp_path / name)
+        if name in "ac":
+            reward = place / "shard-00000/reward.npy"
+            forge(place, "shard-00000/reward.npy", reward.read_bytes()[:-4])
+    assert cli.main(["data", "verify", *"abcd"]) == 1
+    out, err = capsys.readouterr()
+    assert [line.split()[0] for line in out.splitlines()] == ["b", "d"]
+    assert ["a/shard" in err, "c/shard" in err, err.count("\n")] == [True, True, 2]
+
+
 def test_a_damaged_dataset_is_told_in_one_sentence(capsys, tmp_path):
     place = make_dataset(tmp_path / "a")
     forge(place, "shard-00000/reward.npy", (place / "shard-00000/reward.npy").read_bytes()[:-4])

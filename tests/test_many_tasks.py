@@ -23,6 +23,7 @@ from forethought.config import (
 )
 from forethought.envs import EnvError, check_task, make_env, make_single, multi, spec_of
 from forethought.envs.episodes import Episode, Played, legal_random, run_episodes
+from forethought.envs.vector import batch_infos, infos_of_each
 from forethought.replay import Replay
 from forethought.seeding import Streams
 from forethought.training import watch
@@ -230,8 +231,22 @@ def test_acting_is_zero_in_the_padding_with_and_without_a_plan():
         assert (action[[0, 1, 1], [0, 0, 1]] != 0).all()
 
 
+def test_infos_as_the_environments_give_them_tell_the_tasks_too():
+    obs = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
+    own = [{"task": 1, "a": {"b": 2}}, {"task": 0}]
+    given = batch_infos(own)
+    assert infos_of_each(given, 2) == own and infos_of_each(own, 2) is own
+    agent, actions = make_agent(spec=make_spec()), []
+    for info in (own, given):
+        state = agent.new_state(2, Streams(1), "planner")
+        actions.append(agent.act_batch(obs, state, np.ones(2, bool), info, explore=True)[0])
+    assert np.array_equal(*actions)
+
+
 def test_an_agent_of_many_tasks_wants_to_know_which_one():
     agent = make_agent(spec=make_spec())
+    with pytest.raises(ForethoughtError, match="must be the number of one"):
+        agent.act(np.zeros(3, np.float32), info={"task": np.array([0, 1])})
     with pytest.raises(ForethoughtError, match=r"plays 2 tasks, .* act\(obs, task=NAME\)"):
         agent.act(np.zeros(3, np.float32))
     with pytest.raises(ForethoughtError, match="needs to know which one"):

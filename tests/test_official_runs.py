@@ -206,6 +206,7 @@ def test_an_existing_run_or_file_is_not_replaced(tmp_path, capsys):
 
 def test_an_agent_that_official_code_would_misread_is_not_exported(tmp_path, capsys):
     run = imported(tmp_path, layout="2023")
+    assert "of symlog observations" in capsys.readouterr().out
     assert load_agent(run).config.model.symlog_obs
     assert main(["export-tdmpc2", str(run), "--out", str(tmp_path / "out.pt")]) == 1
     assert "squashes its observations by symlog" in capsys.readouterr().err
@@ -230,7 +231,8 @@ def test_symlog_is_refused_from_a_file_of_settings_too(tmp_path, capsys):
     assert "agent.model.symlog_obs is true, but must be left out" in capsys.readouterr().err
 
 
-def test_a_file_of_2023_may_be_read_without_symlog(tmp_path):
+def test_a_file_of_2023_may_be_read_without_symlog(tmp_path, capsys):
     """For files that somebody renamed to that layout from another."""
     run = imported(tmp_path, "--agent.model.no_symlog_obs", layout="2023")
+    assert "symlog" not in capsys.readouterr().out
     assert not load_agent(run).config.model.symlog_obs

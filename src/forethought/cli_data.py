@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forethought import commands
 from forethought import config as conf
 from forethought.commands import Verb, playing
-from forethought.config import ConfigError
+from forethought.config import ConfigError, ForethoughtError
 from forethought.presets import help
 
 if TYPE_CHECKING:
@@ -157,13 +157,22 @@ def _verify(words: Sequence[str], options: VerifyOptions) -> int:
     places = [Path(word) for word in words]
     from forethought.data import verify
 
+    errors: list[ForethoughtError] = []
     for place in places:
-        dataset = verify(place)
+        try:
+            dataset = verify(place)
+        except ForethoughtError as error:  # the others are looked at all the same
+            errors.append(error)
+            continue
         found = {"path": str(place), "rows": dataset.rows, "sha256": dataset.fingerprint}
         if options.json:
             print(json.dumps({**found, "whole": True}))
         else:
             print(f"{place} is whole: every checksum of its {dataset.rows:,} rows fits.")
+    for other in errors[:-1]:
+        print(other, file=sys.stderr)
+    if errors:
+        raise errors[-1]
     return 0
 
 

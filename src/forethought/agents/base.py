@@ -86,10 +86,11 @@ class Agent(ABC):
         obs: Any,
         state: Any,
         first: NDArray[np.bool_],
-        info: Sequence[dict[str, Any]],
+        info: Sequence[dict[str, Any]] | dict[str, Any],
         explore: bool,
     ) -> tuple[Any, Any]:
-        """Actions for a batch of observations, and the next state. `first` marks new episodes."""
+        """Actions for a batch of observations, and the next state. `first` marks new episodes;
+        `info` is what `make_env`'s environments return, or a dict for each of them."""
 
     def observe(self, obs: Any, state: Any, first: NDArray[np.bool_]) -> bool:
         """Let an acting state see a step that somebody else decides, as in the random phase.

@@ -55,9 +55,10 @@ def show(datasets: Sequence[Dataset], console: Console) -> None:
     for dataset in datasets:
         about = description(dataset)
         shards = f"{about['shards']} shard{'s' if about['shards'] > 1 else ''}"
+        episodes = f"{about['episodes']:,} episode{'s' if about['episodes'] != 1 else ''}"
         console.print(
-            f"[bold]{escape(about['path'])}[/]: {about['rows']:,} rows, {about['episodes']:,} "
-            f"episodes, {size_in_words(about['bytes'])} in {shards}; {escape(about['source'])}"
+            f"[bold]{escape(about['path'])}[/]: {about['rows']:,} rows, {episodes}, "
+            f"{size_in_words(about['bytes'])} in {shards}; {escape(about['source'])}"
         )
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in ("task", "played by", "observations", "actions"):

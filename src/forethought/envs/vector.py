@@ -316,6 +316,20 @@ def batch_infos(infos: Sequence[Infos]) -> Infos:
     return batched
 
 
+def infos_of_each(infos: Sequence[Infos] | Infos, count: int) -> Sequence[Infos]:
+    """What each of `count` environments said, from gymnasium's form or as it is."""
+    if not isinstance(infos, dict):
+        return infos
+    own: list[Infos] = [{} for _ in range(count)]
+    for key, values in infos.items():
+        if isinstance(values, dict):
+            values = infos_of_each(values, count)
+        if f"_{key}" in infos:
+            for i in np.flatnonzero(infos[f"_{key}"]):
+                own[i][key] = values[i]
+    return own
+
+
 def _batch_values(values: Sequence[Any], present: NDArray[np.bool_]) -> NDArray[Any]:
     numeric = all(isinstance(v, bool | int | float | np.generic | np.ndarray) for v in values)
     if numeric and len({np.shape(value) for value in values}) == 1:

@@ -50,11 +50,13 @@ class Imported:
     path: Path
     checkpoint: OfficialCheckpoint
     task: str
+    symlogs_observations: bool
+    """Whether the run squashes them; a flag may say otherwise than the file's layout."""
 
     def sentences(self) -> tuple[str, ...]:
         """What a person wants to know, and what can be done next."""
         found, size = self.checkpoint, self.checkpoint.size
-        squashed = " of symlog observations" if found.symlogs_observations else ""
+        squashed = " of symlog observations" if self.symlogs_observations else ""
         squashed += "" if found.many is None else f", from {len(found.many.names)} tasks"
         return (
             f"{found.path} (layout {found.layout}) is now the run {self.path} for {self.task}: "
@@ -92,7 +94,7 @@ def import_run(
         run = RunDirectory.create(out, to_dict(config), AGENT, task, config.seed)
         stack.enter_context(run.lock())
         _save(run, config, parts, checkpoint)
-        return Imported(run.path, checkpoint, task)
+        return Imported(run.path, checkpoint, task, config.agent.model.symlog_obs)
 
 
 def _configure(

@@ -118,7 +118,7 @@ class ActorCritic(Agent):
         obs: Any,
         state: ActState,
         first: NDArray[np.bool_],
-        info: Sequence[dict[str, Any]],
+        info: Sequence[dict[str, Any]] | dict[str, Any],
         explore: bool,
     ) -> tuple[Any, ActState]:
         with torch.inference_mode():

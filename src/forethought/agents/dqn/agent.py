@@ -41,6 +41,7 @@ from forethought.agents.dqn.update import (
 )
 from forethought.clock import Every
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
+from forethought.envs.vector import infos_of_each
 from forethought.nets.health import health
 from forethought.nets.optimisers import optimiser_tensors, restore_optimiser
 from forethought.replay import NStepBatch, NStepReplay, replay_metric_names
@@ -127,9 +128,10 @@ class DQN(Agent):
         obs: Any,
         state: ActState,
         first: NDArray[np.bool_],
-        info: Sequence[dict[str, Any]],
+        info: Sequence[dict[str, Any]] | dict[str, Any],
         explore: bool,
     ) -> tuple[Any, ActState]:
+        info = infos_of_each(info, len(first))
         if state.frames is not None:
             obs = state.frames.push(obs, first)
         x = self._seen(torch.as_tensor(np.asarray(obs), device=self.device))

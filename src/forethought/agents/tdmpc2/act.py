@@ -180,6 +180,11 @@ def tasks_of(info: Sequence[dict[str, Any]], spec: EnvSpec, device: torch.device
             "act(obs, task=NAME) for the task's own observations and actions, or info as the "
             "environments of several tasks give it."
         )
+    if any(np.ndim(own["task"]) for own in info):
+        raise ForethoughtError(
+            "info['task'] holds the tasks of several environments, but must be the number of one: "
+            "act(obs, info=...) is for one environment, act_batch for those of make_env."
+        )
     return torch.tensor([int(own["task"]) for own in info], device=device)
 
 

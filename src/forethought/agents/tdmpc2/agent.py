@@ -43,6 +43,7 @@ from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch, unti
 from forethought.config import ReplayConfig, require
 from forethought.data import Dataset, OfflineReplay
 from forethought.envs import multi
+from forethought.envs.vector import infos_of_each
 from forethought.nets.health import health
 from forethought.nets.optimisers import optimiser_tensors, restore_optimiser
 from forethought.nets.precision import autocast
@@ -153,9 +154,10 @@ class TDMPC2(Agent):
         obs: Any,
         state: ActState,
         first: NDArray[np.bool_],
-        info: Sequence[dict[str, Any]],
+        info: Sequence[dict[str, Any]] | dict[str, Any],
         explore: bool,
     ) -> tuple[Any, ActState]:
+        info = infos_of_each(info, len(first))
         if state.frames is not None:
             obs = state.frames.push(obs, first)
         x = self.observations.tensors(obs, self.device)
