@@ -100,6 +100,6 @@ faults: setup  ## 200 real kills and 200 flipped bits: does every run resume? (m
 faults-beside-sb3: setup  ## the same faults done to Stable-Baselines3 and to us, in a table
 	$(ENV) $(PY) scripts/faults/beside_sb3.py
 
-clean:  ## remove .venv and caches; runs/ stays
+clean:  ## remove .venv, .venv-quickstart and caches; runs/ stays
 	rm -rf $(VENV) .venv-quickstart .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info
 	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null; true
