@@ -8,6 +8,9 @@ STAMP := $(VENV)/.installed
 # Byte code is kept, whatever the shell says: the tests start hundreds of processes.
 ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
 
+# A virtual environment whose Python is gone is of no use to anybody: it is made anew.
+ANEW = $(shell $(1)/bin/python -c '' 2> /dev/null || echo --clear)
+
 .PHONY: help setup quickstart test pytest test-docs test-slow lint type bench learn learn-kinds learn-dqn learn-atari learn-sac-td3 learn-quickstart ablation resume-check faults faults-beside-sb3 clean
 .DEFAULT_GOAL := help
 SEED ?= 1
@@ -19,8 +22,7 @@ help:  ## show this
 setup: $(STAMP)  ## make .venv with all extras and tools (once)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PY) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV) || \
-		$(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(call ANEW,$(VENV)) $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	touch $@
 
@@ -53,8 +55,7 @@ quickstart: $(QUICK)/.installed  ## train, evaluate, draw and film an agent in m
 	@echo "Installing the core, dmc, video and report into .venv-quickstart (a few minutes) ..."
 	@began=$$(date +%s) && \
 	{ .venv-quickstart/bin/python -m pip --version > /dev/null 2>&1 || \
-		$(PYTHON) -m venv .venv-quickstart || \
-		$(PYTHON) -m venv --clear .venv-quickstart; } && \
+		$(PYTHON) -m venv $(call ANEW,.venv-quickstart) .venv-quickstart; } && \
 	.venv-quickstart/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e '.[dmc,video,report]' && \
 	touch $@ && echo "Set-up took $$(($$(date +%s) - began)) s."

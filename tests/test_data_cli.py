@@ -148,10 +148,11 @@ def test_of_several_datasets_every_one_is_verified(capsys, tmp_path):
         if name in "ac":
             reward = place / "shard-00000/reward.npy"
             forge(place, "shard-00000/reward.npy", reward.read_bytes()[:-4])
-    assert cli.main(["data", "verify", *"abcd"]) == 1
+    assert cli.main(["data", "verify", *"abcd", "absent"]) == 1
     out, err = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()] == ["b", "d"]
-    assert ["a/shard" in err, "c/shard" in err, err.count("\n")] == [True, True, 2]
+    assert [word in err for word in ("a/shard", "c/shard", "absent")] == [True] * 3
+    assert err.count("\n") == 3
 
 
 def test_a_damaged_dataset_is_told_in_one_sentence(capsys, tmp_path):

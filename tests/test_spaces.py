@@ -1,5 +1,6 @@
 """Nested values, structures of spaces, the boundary check, masks, the action codec, random play."""
 
+import re
 import subprocess
 import sys
 
@@ -246,11 +247,14 @@ def test_bounds_of_each_element_are_its_own():
         Structure.of(box).check(np.array([5.0, 5.0]), "action", 0, 1)
 
 
-def test_the_bounds_that_are_told_are_those_that_were_declared():
+@pytest.mark.parametrize(
+    ("low", "high", "told"), [(-0.5, 0.5, "[-0.5, 0.5]"), (0, 2 * np.pi, "[0, 6.28319]")]
+)
+def test_the_bounds_that_are_told_are_those_that_were_declared(low, high, told):
     """Without the little that rounding may add to them."""
-    half = Structure.of(spaces.Box(-0.5, 0.5, (1,), np.float32))
-    with pytest.raises(EnvError, match=r"lies outside its space \[-0\.5, 0\.5\]"):
-        half.check(np.array([0.7]), "action", 0, 1)
+    structure = Structure.of(spaces.Box(low, high, (1,), np.float32))
+    with pytest.raises(EnvError, match=re.escape(f"lies outside its space {told}")):
+        structure.check(np.array([7.0]), "action", 0, 1)
 
 
 # Random actions

@@ -157,23 +157,22 @@ def _verify(words: Sequence[str], options: VerifyOptions) -> int:
     places = [Path(word) for word in words]
     from forethought.data import verify
 
-    errors: list[ForethoughtError] = []
+    worst = 0
     for place in places:
         try:
             dataset = verify(place)
         except ForethoughtError as error:  # the others are looked at all the same
-            errors.append(error)
+            if len(places) == 1:
+                raise
+            print("\n".join([str(error), *getattr(error, "__notes__", ())]), file=sys.stderr)
+            worst = worst or (2 if isinstance(error, ConfigError) else 1)
             continue
         found = {"path": str(place), "rows": dataset.rows, "sha256": dataset.fingerprint}
         if options.json:
             print(json.dumps({**found, "whole": True}))
         else:
             print(f"{place} is whole: every checksum of its {dataset.rows:,} rows fits.")
-    for other in errors[:-1]:
-        print(other, file=sys.stderr)
-    if errors:
-        raise errors[-1]
-    return 0
+    return worst
 
 
 def _describe(words: Sequence[str], options: DescribeOptions) -> int:

@@ -438,6 +438,7 @@ def test_case_04_a_skipped_checkpoint_is_never_taken_again(tmp_path, run, monkey
         patch.setattr(files, "fault_point", fault)
         resume_run(path, steps=400)
     [aside] = events(path, "checkpoint-set-aside")
+    assert events(path, "checkpoints-mended") == []
     assert (path / "checkpoints" / aside["now"]).is_dir()
     assert (aside["checkpoint"], aside["now"]) == (NEWEST, f"{NEWEST}.skipped")
     assert resume_run(path).status == "done"
@@ -445,6 +446,7 @@ def test_case_04_a_skipped_checkpoint_is_never_taken_again(tmp_path, run, monkey
 
 
 def test_case_04_one_that_is_skipped_twice_at_the_same_step_is_set_aside_twice(run):
+    (run / "checkpoints" / f"{NEWEST}.skipped").symlink_to("nowhere")  # in the way, too
     for _ in range(2):
         (newest(run) / "agent.json").write_text("{")
         assert resume_run(run, steps=320).status == "done"

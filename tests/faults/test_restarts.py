@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import socket
 from functools import partial
 from multiprocessing import active_children
 from typing import Any
@@ -206,17 +208,43 @@ def test_case_15_a_kill_while_the_directory_is_made_leaves_room_for_the_same_com
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(run_directory, "write_json", kill)
         train_run(stub_run(steps=100), path)
-    (path / ".tmp-run.json-1").write_text("{")
+    half, mine = path / ".tmp-run.json-1", path / "notes.txt"
+    half.write_text("{")
     assert {entry.name for entry in path.iterdir()} >= {"config.yaml", "checkpoints", "replay"}
     (path / "checkpoints" / "step-000000001").mkdir()
     with pytest.raises(FileError, match="is not empty, and not a run"):
         train_run(stub_run(steps=100), path)
     (path / "checkpoints" / "step-000000001").rmdir()
-    (path / "notes.txt").write_text("mine")
+    mine.write_text("mine")
     with pytest.raises(FileError, match="is not empty, and not a run"):
         train_run(stub_run(steps=100), path)
-    (path / "notes.txt").unlink()
+    mine.unlink()
     assert train_run(stub_run(steps=100), path).status == "done"
+    assert not half.exists()
+
+
+@pytest.mark.parametrize("stage", ["nothing", "lock", "one folder", "folders"])
+def test_case_15_the_directory_may_be_left_at_any_stage(tmp_path, stage):
+    path = tmp_path / "run"
+    path.mkdir()
+    stages = ("nothing", "lock", "one folder", "folders")
+    if stages.index(stage) >= 1:
+        holder = {"pid": 2**22 + 1, "host": socket.gethostname(), "started": 1}  # long dead
+        (path / "lock").write_text(json.dumps(holder))
+    for name in ("checkpoints", "replay")[: max(0, stages.index(stage) - 1)]:
+        (path / name).mkdir()
+    assert train_run(stub_run(steps=100), path).status == "done"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "lock"])
+def test_case_15_a_file_of_a_person_is_never_taken_for_a_rest_of_ours(tmp_path, name):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / name).write_text("# my own settings\nsteps: 7\n")
+    with pytest.raises(FileError, match="is not empty, and not a run"):
+        train_run(stub_run(steps=100), path)
+    assert (path / name).read_text() == "# my own settings\nsteps: 7\n"
+    assert [entry.name for entry in path.iterdir()] == [name]
 
 
 def test_case_15_of_two_that_begin_in_one_place_the_second_is_refused(tmp_path, monkeypatch):

@@ -63,8 +63,13 @@ class Structure:
 
     def __init__(self, leaves: tuple[Leaf, ...], ranges: Mapping[str, tuple[Any, Any]]) -> None:
         self.leaves = leaves
-        self._ranges = dict(ranges)  # lowest and highest value, for leaves that have a bound
         self._by_path = {leaf.path: leaf for leaf in leaves}
+        self._declared = dict(ranges)  # lowest and highest value, for leaves that have a bound
+        floats = {leaf.path for leaf in leaves if leaf.dtype.kind == "f"}
+        self._ranges = {
+            path: _with_rounding(*bounds) if path in floats else bounds
+            for path, bounds in ranges.items()
+        }
         self._told: set[str] = set()  # leaves whose bounds were left, which is said once
         # A byte lies in 0 to 255 whatever it is: to look at every pixel of an image would be slow.
         self._whole = {x.path for x in leaves if x.path in ranges and _is_whole(x, ranges[x.path])}
@@ -80,7 +85,8 @@ class Structure:
 
     @property
     def ranges(self) -> dict[str, tuple[Any, Any]]:
-        """Lowest and highest value by path, for leaves that have a bound."""
+        """Lowest and highest value by path, for leaves that have a bound; of floats, with room for
+        rounding."""
         return dict(self._ranges)
 
     def zeros(self, leading_shape: tuple[int, ...] = ()) -> Tree:
@@ -129,10 +135,10 @@ class Structure:
         beyond = (array < low) | (array > high)
         if beyond.any() and leaf.path not in self._told:
             bad, low, high = (
-                np.broadcast_to(x, array.shape)[beyond][0] for x in (array, low, high)
+                np.broadcast_to(x, array.shape)[beyond][0]
+                for x in (array, *self._declared[leaf.path])
             )
-            digits = ".5g" if leaf.dtype.kind == "f" else "g"  # without what ROUNDING adds
-            bounds = f"[{float(low):{digits}}, {float(high):{digits}}]"
+            bounds = f"[{float(low):g}, {float(high):g}]"
             problem = f"holds {bad!s}, which lies outside its space {bounds}"
             if leaf.dtype.kind != "f" or place[0] == "action":
                 _refuse(leaf.path, place, problem)
@@ -188,10 +194,9 @@ def _collect(
         return
     if isinstance(space, spaces.Box):
         leaf = Leaf(path, tuple(space.shape), stored_dtype(space.dtype))
-        if leaf.dtype.kind in "iu":
+        bounded = (space.bounded_below | space.bounded_above).any()
+        if leaf.dtype.kind in "iu" or (leaf.dtype.kind == "f" and bounded):
             ranges[path] = (space.low, space.high)
-        elif leaf.dtype.kind == "f" and (space.bounded_below | space.bounded_above).any():
-            ranges[path] = _with_rounding(space.low, space.high)
     elif isinstance(space, spaces.Discrete):
         leaf = Leaf(path, (), np.dtype(np.int64))
         ranges[path] = (int(space.start), int(space.start + space.n - 1))

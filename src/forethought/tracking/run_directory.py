@@ -104,6 +104,8 @@ class RunDirectory:
                     folder.mkdir(exist_ok=True)
             except OSError as error:
                 raise _not_created(path, error) from error
+            for half in filter(_is_half, list(path.iterdir())):
+                half.unlink()
             write_text_atomic(run._config_file, yaml.safe_dump(dict(config), sort_keys=False))
             write_json(run._run_file, about)  # last: a directory with run.json is a run
         return run
@@ -271,7 +273,7 @@ def _make(out: Path) -> Path:
     try:
         _refuse_run(out)
         out.mkdir(parents=True, exist_ok=True)
-        if not all(map(_left_by_a_kill, out.iterdir())):
+        if any(out.iterdir()) and not _left_by_a_kill(out):
             raise FileError(f"{out} is not empty, and not a run: choose another --out.")
     except OSError as error:
         raise _not_created(out, error) from error
@@ -286,16 +288,21 @@ def _refuse_run(path: Path) -> None:
         )
 
 
-def _left_by_a_kill(entry: Path) -> bool:
-    """Whether `create` makes this before run.json: whoever was killed in between left nothing else,
-    and may begin again in the same place."""
-    if entry.is_symlink():
+def _left_by_a_kill(out: Path) -> bool:
+    """Whether `create` was killed here before it wrote run.json. It makes a lock, then two folders,
+    then writes config.yaml: whatever else is here, or without what comes before, is not its own."""
+    entries = list(out.iterdir())
+    folders = [entry for entry in entries if entry.name in ("checkpoints", "replay")]
+    written = [entry for entry in entries if entry.name == "config.yaml" or _is_half(entry)]
+    if len(folders) + len(written) + 1 != len(entries) or any(map(Path.is_symlink, entries)):
         return False
-    if entry.name in ("checkpoints", "replay"):
-        return entry.is_dir() and not any(entry.iterdir())
-    halves = (".tmp-config.yaml-", ".tmp-run.json-")
-    ours = entry.name in ("config.yaml", "lock") or entry.name.startswith(halves)
-    return ours and entry.is_file()
+    empty = all(folder.is_dir() and not any(folder.iterdir()) for folder in folders)
+    in_order = all(map(Path.is_file, written)) and (not written or len(folders) == 2)
+    return empty and in_order and Lock(out / "lock").is_one()
+
+
+def _is_half(file: Path) -> bool:
+    return file.name.startswith((".tmp-config.yaml-", ".tmp-run.json-"))
 
 
 def _make_default(agent: str, task: str, seed: int) -> Path:

@@ -127,19 +127,23 @@ class Checkpoints:
         goes on from it: what made one of them useless may come right again (a replay block is
         written anew), and it would be the newest, though its CSV rows are gone."""
         numbered = files.published(self.folder)
-        for path in numbered[numbered.index(than) + 1 :]:
+        newer = numbered[numbered.index(than) + 1 :]
+        if not newer:
+            return
+        for path in newer:
             aside = path.with_name(f"{path.name}.skipped")
             try:
-                if aside.exists():
+                if os.path.lexists(aside):
                     files.remove(aside)
                 path.rename(aside)
             except OSError as error:
                 raise FileError(
-                    f"{path} could not be set aside as {aside.name} ({error.strerror}): move it "
+                    f"{path} could not be renamed to {aside.name} ({error.strerror}): move both "
                     "away by hand."
                 ) from error
             self.run.event("checkpoint-set-aside", checkpoint=path.name, now=aside.name)
-        self._forget_deleted()
+        files.fsync_dir(self.folder)
+        self.catalog.remove({path.name for path in newer})
 
     def find(self, which: str | int) -> tuple[Path, list[str]]:
         """The folder of `latest`, `best` or a number of agent steps, verified; for acting, so

@@ -218,8 +218,8 @@ class Trainer:
         self.agent.replay.prune(self.run.replay, self.checkpoints.needed_blocks())
         best, random = self.checkpoints.catalog.best(), self.gates.random_score
         scores: dict[str, Any] = {} if random is None else {"random_score": random}
-        if best is not None:
-            scores["best"] = {"step": best.step, "eval_score": best.eval_score}
+        told = None if best is None else {"step": best.step, "eval_score": best.eval_score}
+        scores["best"] = told  # none, if the only one that was evaluated is gone
         with self._going_on("The scores in run.json"):
             self.run.update(**scores)
 
