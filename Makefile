@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
 
 # A virtual environment whose Python is gone is of no use to anybody: it is made anew.
-ANEW = $(shell $(1)/bin/python -c '' 2> /dev/null || echo --clear)
+ANEW = $(shell test -f $(1)/pyvenv.cfg && ! $(1)/bin/python -c '' 2> /dev/null && echo --clear)
 
 .PHONY: help setup quickstart test pytest test-docs test-slow lint type bench learn learn-kinds learn-dqn learn-atari learn-sac-td3 learn-quickstart ablation resume-check faults faults-beside-sb3 clean
 .DEFAULT_GOAL := help

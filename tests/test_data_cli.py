@@ -148,6 +148,9 @@ def test_of_several_datasets_every_one_is_verified(capsys, tmp_path):
         if name in "ac":
             reward = place / "shard-00000/reward.npy"
             forge(place, "shard-00000/reward.npy", reward.read_bytes()[:-4])
+    assert cli.main(["data", "verify", "b", "absent"]) == 2
+    assert cli.main(["data", "verify", "absent", "a"]) == 1
+    capsys.readouterr()
     assert cli.main(["data", "verify", *"abcd", "absent"]) == 1
     out, err = capsys.readouterr()
     assert [line.split()[0] for line in out.splitlines()] == ["b", "d"]

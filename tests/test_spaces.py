@@ -255,6 +255,11 @@ def test_the_bounds_that_are_told_are_those_that_were_declared(low, high, told):
     structure = Structure.of(spaces.Box(low, high, (1,), np.float32))
     with pytest.raises(EnvError, match=re.escape(f"lies outside its space {told}")):
         structure.check(np.array([7.0]), "action", 0, 1)
+    many = Structure.of(spaces.Discrete(10_000_000))
+    with pytest.raises(
+        EnvError, match=re.escape("10000000, which lies outside its space [0, 9999999]")
+    ):
+        many.check(10_000_000, "action", 0, 1)
 
 
 # Random actions

@@ -157,7 +157,7 @@ def _verify(words: Sequence[str], options: VerifyOptions) -> int:
     places = [Path(word) for word in words]
     from forethought.data import verify
 
-    worst = 0
+    codes: set[int] = set()
     for place in places:
         try:
             dataset = verify(place)
@@ -165,14 +165,16 @@ def _verify(words: Sequence[str], options: VerifyOptions) -> int:
             if len(places) == 1:
                 raise
             print("\n".join([str(error), *getattr(error, "__notes__", ())]), file=sys.stderr)
-            worst = worst or (2 if isinstance(error, ConfigError) else 1)
+            codes.add(2 if isinstance(error, ConfigError) else 1)
             continue
         found = {"path": str(place), "rows": dataset.rows, "sha256": dataset.fingerprint}
         if options.json:
-            print(json.dumps({**found, "whole": True}))
+            print(json.dumps({**found, "whole": True}), flush=True)
         else:
-            print(f"{place} is whole: every checksum of its {dataset.rows:,} rows fits.")
-    return worst
+            print(
+                f"{place} is whole: every checksum of its {dataset.rows:,} rows fits.", flush=True
+            )
+    return min(codes, default=0)  # damage weighs more than a name that is none
 
 
 def _describe(words: Sequence[str], options: DescribeOptions) -> int:

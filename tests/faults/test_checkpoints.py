@@ -445,6 +445,22 @@ def test_case_04_a_skipped_checkpoint_is_never_taken_again(tmp_path, run, monkey
     assert training_record(path) == training_record(undisturbed)
 
 
+def test_case_04_the_best_is_none_once_the_only_one_that_was_evaluated_is_gone(tmp_path):
+    run = train_run(stub_run(steps=200, eval={"every_agent_steps": 0}), tmp_path / "run").path
+    for folder in files.published(run / "checkpoints")[1:]:
+        (folder / "agent.json").write_text("{")
+    assert RunDirectory.open(run).run_json["best"] is not None
+
+    def stop(name: str) -> None:
+        if name == "step-149":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "fault_point", stop)
+        assert resume_run(run).status == "interrupted"
+    assert RunDirectory.open(run).run_json["best"] is None
+
+
 def test_case_04_one_that_is_skipped_twice_at_the_same_step_is_set_aside_twice(run):
     (run / "checkpoints" / f"{NEWEST}.skipped").symlink_to("nowhere")  # in the way, too
     for _ in range(2):

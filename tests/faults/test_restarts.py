@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import socket
 from functools import partial
 from multiprocessing import active_children
 from typing import Any
@@ -223,17 +221,32 @@ def test_case_15_a_kill_while_the_directory_is_made_leaves_room_for_the_same_com
     assert not half.exists()
 
 
-@pytest.mark.parametrize("stage", ["nothing", "lock", "one folder", "folders"])
-def test_case_15_the_directory_may_be_left_at_any_stage(tmp_path, stage):
+@pytest.mark.parametrize("made", [[], ["checkpoints"], ["checkpoints", "replay"]])
+def test_case_15_the_directory_may_be_left_at_any_stage(tmp_path, made):
+    for name in made:
+        (tmp_path / "run" / name).mkdir(parents=True)
+    assert train_run(stub_run(steps=100), tmp_path / "run").status == "done"
+
+
+@pytest.mark.parametrize("content", ["", '{"pid": 1, "ho', None])
+def test_case_15_a_lock_that_was_cut_or_removed_is_free(tmp_path, content):
+    """As a power cut leaves it; or as a person who follows the advice about another host's lock."""
     path = tmp_path / "run"
-    path.mkdir()
-    stages = ("nothing", "lock", "one folder", "folders")
-    if stages.index(stage) >= 1:
-        holder = {"pid": 2**22 + 1, "host": socket.gethostname(), "started": 1}  # long dead
-        (path / "lock").write_text(json.dumps(holder))
-    for name in ("checkpoints", "replay")[: max(0, stages.index(stage) - 1)]:
-        (path / name).mkdir()
+    for name in ("checkpoints", "replay"):
+        (path / name).mkdir(parents=True)
+    (path / "config.yaml").write_text("steps: 1\n")
+    if content is not None:
+        (path / "lock").write_text(content)
     assert train_run(stub_run(steps=100), path).status == "done"
+
+
+def test_case_15_a_pipe_in_the_place_of_the_lock_is_refused_at_once(tmp_path):
+    path = tmp_path / "run"
+    for name in ("checkpoints", "replay"):
+        (path / name).mkdir(parents=True)
+    os.mkfifo(path / "lock")
+    with pytest.raises(FileError, match="is not empty, and not a run"):
+        train_run(stub_run(steps=100), path)
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "lock"])

@@ -138,7 +138,9 @@ class Structure:
                 np.broadcast_to(x, array.shape)[beyond][0]
                 for x in (array, *self._declared[leaf.path])
             )
-            bounds = f"[{float(low):g}, {float(high):g}]"
+            if leaf.dtype.kind == "f":
+                low, high = (f"{float(x):g}" for x in (low, high))
+            bounds = f"[{low}, {high}]"
             problem = f"holds {bad!s}, which lies outside its space {bounds}"
             if leaf.dtype.kind != "f" or place[0] == "action":
                 _refuse(leaf.path, place, problem)

@@ -49,14 +49,6 @@ class Lock:
                 if _parse(os.read(descriptor, 4096)) == _this_process():
                     os.ftruncate(descriptor, 0)
 
-    def is_one(self) -> bool:
-        """Whether there is a lock: a file that names its holder, or is empty, and thus free."""
-        try:
-            content = self.path.read_bytes() if self.path.stat().st_size <= 4096 else b"-"
-        except OSError:
-            return False
-        return not content or _parse(content) is not None
-
     def _acquire(self) -> Holder | None:
         with self._guarded() as descriptor:
             holder = _parse(os.read(descriptor, 4096))

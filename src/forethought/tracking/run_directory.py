@@ -97,17 +97,17 @@ class RunDirectory:
         }
         path = _make(out) if out is not None else _make_default(agent, task, seed)
         run = cls(path)
-        with Lock(path / "lock").hold():  # two may have been given the same place at once
-            _refuse_run(path)
-            try:
-                for folder in (run.checkpoints, run.replay):
-                    folder.mkdir(exist_ok=True)
-            except OSError as error:
-                raise _not_created(path, error) from error
-            for half in filter(_is_half, list(path.iterdir())):
-                half.unlink()
-            write_text_atomic(run._config_file, yaml.safe_dump(dict(config), sort_keys=False))
-            write_json(run._run_file, about)  # last: a directory with run.json is a run
+        try:
+            for folder in (run.checkpoints, run.replay):
+                folder.mkdir(exist_ok=True)
+            with Lock(path / "lock").hold():  # two may have been given the same place at once
+                _refuse_run(path)
+                for half in filter(_is_half, list(path.iterdir())):
+                    half.unlink(missing_ok=True)
+                write_text_atomic(run._config_file, yaml.safe_dump(dict(config), sort_keys=False))
+                write_json(run._run_file, about)  # last: a directory with run.json is a run
+        except OSError as error:
+            raise _not_created(path, error) from error
         return run
 
     @classmethod
@@ -289,16 +289,17 @@ def _refuse_run(path: Path) -> None:
 
 
 def _left_by_a_kill(out: Path) -> bool:
-    """Whether `create` was killed here before it wrote run.json. It makes a lock, then two folders,
-    then writes config.yaml: whatever else is here, or without what comes before, is not its own."""
+    """Whether `create` may have been killed here before it wrote run.json: two empty folders, then
+    a lock and config.yaml, or halves of files, and nothing else."""
     entries = list(out.iterdir())
     folders = [entry for entry in entries if entry.name in ("checkpoints", "replay")]
-    written = [entry for entry in entries if entry.name == "config.yaml" or _is_half(entry)]
-    if len(folders) + len(written) + 1 != len(entries) or any(map(Path.is_symlink, entries)):
+    files = [entry for entry in entries if entry not in folders]
+    ours = all(file.name in ("lock", "config.yaml") or _is_half(file) for file in files)
+    plain = all(map(Path.is_file, files)) and all(map(Path.is_dir, folders))
+    if not (ours and plain) or any(map(Path.is_symlink, entries)):
         return False
-    empty = all(folder.is_dir() and not any(folder.iterdir()) for folder in folders)
-    in_order = all(map(Path.is_file, written)) and (not written or len(folders) == 2)
-    return empty and in_order and Lock(out / "lock").is_one()
+    empty = not any(any(folder.iterdir()) for folder in folders)
+    return empty and (not files or len(folders) == 2)
 
 
 def _is_half(file: Path) -> bool:

@@ -136,13 +136,13 @@ class Checkpoints:
                 if os.path.lexists(aside):
                     files.remove(aside)
                 path.rename(aside)
+                files.fsync_dir(self.folder)
             except OSError as error:
                 raise FileError(
-                    f"{path} could not be renamed to {aside.name} ({error.strerror}): move both "
-                    "away by hand."
+                    f"{path} could not be renamed to {aside.name} ({error.strerror}): check the "
+                    "permissions there."
                 ) from error
             self.run.event("checkpoint-set-aside", checkpoint=path.name, now=aside.name)
-        files.fsync_dir(self.folder)
         self.catalog.remove({path.name for path in newer})
 
     def find(self, which: str | int) -> tuple[Path, list[str]]:
