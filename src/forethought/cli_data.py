@@ -169,11 +169,9 @@ def _verify(words: Sequence[str], options: VerifyOptions) -> int:
             continue
         found = {"path": str(place), "rows": dataset.rows, "sha256": dataset.fingerprint}
         if options.json:
-            print(json.dumps({**found, "whole": True}), flush=True)
+            print(json.dumps({**found, "whole": True}))
         else:
-            print(
-                f"{place} is whole: every checksum of its {dataset.rows:,} rows fits.", flush=True
-            )
+            print(f"{place} is whole: every checksum of its {dataset.rows:,} rows fits.")
     return min(codes, default=0)  # damage weighs more than a name that is none
 
 

@@ -234,7 +234,7 @@ def test_case_15_a_lock_that_was_cut_or_removed_is_free(tmp_path, content):
     path = tmp_path / "run"
     for name in ("checkpoints", "replay"):
         (path / name).mkdir(parents=True)
-    (path / "config.yaml").write_text("steps: 1\n")
+    (path / "config.yaml").write_text(yaml.safe_dump(to_dict(stub_run(steps=1))))
     if content is not None:
         (path / "lock").write_text(content)
     assert train_run(stub_run(steps=100), path).status == "done"
@@ -249,15 +249,18 @@ def test_case_15_a_pipe_in_the_place_of_the_lock_is_refused_at_once(tmp_path):
         train_run(stub_run(steps=100), path)
 
 
+@pytest.mark.parametrize("folders", [(), ("checkpoints", "replay")])
 @pytest.mark.parametrize("name", ["config.yaml", "lock"])
-def test_case_15_a_file_of_a_person_is_never_taken_for_a_rest_of_ours(tmp_path, name):
+def test_case_15_a_file_of_a_person_is_never_taken_for_a_rest_of_ours(tmp_path, name, folders):
     path = tmp_path / "run"
     path.mkdir()
+    for folder in folders:
+        (path / folder).mkdir()
     (path / name).write_text("# my own settings\nsteps: 7\n")
     with pytest.raises(FileError, match="is not empty, and not a run"):
         train_run(stub_run(steps=100), path)
     assert (path / name).read_text() == "# my own settings\nsteps: 7\n"
-    assert [entry.name for entry in path.iterdir()] == [name]
+    assert {entry.name for entry in path.iterdir()} == {name, *folders}
 
 
 def test_case_15_of_two_that_begin_in_one_place_the_second_is_refused(tmp_path, monkeypatch):

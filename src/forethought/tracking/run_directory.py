@@ -289,17 +289,30 @@ def _refuse_run(path: Path) -> None:
 
 
 def _left_by_a_kill(out: Path) -> bool:
-    """Whether `create` may have been killed here before it wrote run.json: two empty folders, then
-    a lock and config.yaml, or halves of files, and nothing else."""
+    """Whether `create` was killed here before it wrote run.json: two empty folders, then a lock and
+    the configuration of a run, or halves of files, and nothing else."""
     entries = list(out.iterdir())
     folders = [entry for entry in entries if entry.name in ("checkpoints", "replay")]
     files = [entry for entry in entries if entry not in folders]
-    ours = all(file.name in ("lock", "config.yaml") or _is_half(file) for file in files)
     plain = all(map(Path.is_file, files)) and all(map(Path.is_dir, folders))
-    if not (ours and plain) or any(map(Path.is_symlink, entries)):
+    if not plain or any(map(Path.is_symlink, entries)):
         return False
     empty = not any(any(folder.iterdir()) for folder in folders)
-    return empty and (not files or len(folders) == 2)
+    return empty and (not files or len(folders) == 2) and all(map(_is_first_file, files))
+
+
+def _is_first_file(file: Path) -> bool:
+    """Whether `create` itself wrote this, and no person: a lock may have been cut, not config.yaml,
+    which is written at once."""
+    if file.name == "lock":
+        content = read_bytes(file, MAX_LINE_BYTES)
+        return not content.strip(b"\0") or content.startswith(b'{"pid"')
+    if file.name == "config.yaml":
+        try:
+            return RunDirectory(file.parent).config().keys() >= set(IDENTITY.values())
+        except FileError:
+            return False
+    return _is_half(file)
 
 
 def _is_half(file: Path) -> bool:
