@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import re
 import shutil
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 
 from forethought.cli import main
 from forethought.extras import install_extra
+from tests.forked import forked
 
 PENDULUM = "gym:Pendulum-v1"
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -115,6 +118,62 @@ def test_a_missing_extra_of_a_task_says_what_to_install(refused, hide, task, mod
 def test_a_missing_extra_of_a_sink_says_what_to_install(refused, hide, sink):
     hide(sink)
     assert install_extra(sink) in refused(*train(f"--track.{sink}"))
+
+
+def give_up_privileges() -> None:
+    """Root may read everything."""
+    if os.getuid() == 0:
+        os.setresuid(65534, 65534, 65534)
+
+
+@pytest.mark.parametrize("verb", ["resume", "evaluate", "watch", "report", "compare"])
+def test_a_run_directory_that_may_not_be_read_is_named(finished_run, verb):
+    mode = finished_run.stat().st_mode
+    words = [str(finished_run)] * (2 if verb == "compare" else 1)
+    finished_run.chmod(0)
+    try:
+        with forked(verb, *words, prepare=give_up_privileges) as process:
+            told = process.stderr.read()
+            code = process.wait(30)
+    finally:
+        finished_run.chmod(mode)
+    assert code == 1
+    verdict = "(read|used): Permission denied"
+    assert re.fullmatch(rf"{re.escape(str(finished_run))}\S* cannot be {verdict}\.\n", told)
+
+
+def test_a_name_that_no_disk_takes_is_named(refused):
+    name = "x" * 300
+    assert refused("resume", name, codes=(1,)) == f"{name} cannot be read: File name too long."
+    assert refused("evaluate", name).startswith(f"There is no run directory {name}")
+    assert "File name too long" in refused("data", "verify", name, codes=(1,))
+
+
+def test_the_name_of_many_tasks_may_be_longer_than_that_of_a_file(refused):
+    """It is looked up as what it is, and what is wrong with it is named."""
+    task = "multi:" + ",".join(["dmc:hopper-hop"] * 20)
+    assert "names dmc:hopper-hop twice" in refused("evaluate", task, "--policy", "random")
+
+
+@pytest.mark.parametrize("module", ["./puck", "..x", "folder/puck", "folder\\\\puck"])
+def test_a_path_in_the_place_of_a_module_is_named(refused, module):
+    told = f"{module} in the task gym:{module}:Puck-v0 is no name of a module"
+    assert refused(*train(task=f"gym:{module}:Puck-v0")).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "rule"),
+    [
+        ("--agent.gamma", "9" * 320, "must be finite"),
+        ("--train.threads", "3000000000", "must be at least 1, at most 1024"),
+        ("--replay.block_rows", "9", "must be at least 20: a checkpoint lists at most 50,000"),
+        ("--agent.termination_coef", "5", "gym:Pendulum-v1 never terminates"),
+        ("--agent.lr.termination", "0.1", "gym:Pendulum-v1 never terminates"),
+    ],
+)
+def test_a_value_without_use_or_end_is_named(refused, flag, value, rule):
+    sentence = refused(*train(flag, value, "--replay.capacity_rows", "1000000"))
+    assert sentence.startswith(f"{flag[2:]} is {value}") and rule in sentence
 
 
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])

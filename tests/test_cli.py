@@ -409,6 +409,18 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_reader_that_left_takes_no_exit_code_along(monkeypatch):
+    """What the command found stands, whoever read it to the end."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(
+            commands, "carry_out", lambda tokens, verbs: print("damaged", end="") or 1
+        )
+        assert main(["data", "verify", "folder"]) == 1
+
+
 # Help.
 
 

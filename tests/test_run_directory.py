@@ -263,3 +263,12 @@ def test_a_damaged_catalog_is_made_anew_from_the_checkpoints(tmp_path):
         catalog.entries()
     assert len(catalog.sync()) == 2
     assert [entry.step for entry in catalog.entries()] == [1]
+
+
+def test_the_error_of_an_earlier_end_is_forgotten_when_the_run_goes_on(tmp_path):
+    run = new_run(tmp_path / "run")
+    run.update(status="failed", error="RuntimeError: the update is broken")
+    run.update(best=None)
+    assert run.run_json["error"] == "RuntimeError: the update is broken"
+    run.update(status="running")
+    assert "error" not in run.run_json

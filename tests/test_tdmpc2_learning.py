@@ -171,6 +171,36 @@ def test_saved_and_loaded_agent_goes_on_bit_for_bit(tmp_path: Path) -> None:
         assert torch.equal(value, b[name]), name
 
 
+def test_only_a_saved_agent_is_replaced_by_a_saved_agent(tmp_path: Path) -> None:
+    agent, thesis, empty = make_agent(), tmp_path / "thesis", tmp_path / "empty"
+    for folder in (thesis, empty):
+        folder.mkdir()
+    (thesis / "chapter1.txt").write_text("three years of work")
+    with pytest.raises(ForethoughtError, match=r"thesis is there and is no saved agent"):
+        agent.save(thesis)
+    assert [entry.name for entry in thesis.iterdir()] == ["chapter1.txt"]
+    with pytest.raises(ForethoughtError, match=r"chapter1.txt is there and is no saved agent"):
+        agent.save(thesis / "chapter1.txt")
+    for _ in range(2):  # into nothing, then over itself
+        agent.save(empty)
+    (empty / "notes.txt").write_text("of a person")
+    with pytest.raises(ForethoughtError, match="is no saved agent"):
+        agent.save(empty)
+
+
+def test_an_agent_whose_saving_was_killed_between_the_renames_is_still_there(
+    tmp_path: Path,
+) -> None:
+    saved, fresh = make_agent(), make_agent(seed=9)
+    saved.save(tmp_path / "agent")
+    (tmp_path / "agent").rename(tmp_path / ".old-agent")
+    fresh.load(tmp_path / "agent")
+    assert all(map(torch.equal, fresh.model.parameters(), saved.model.parameters()))
+    assert not (tmp_path / "agent").exists()  # whoever reads changes nothing
+    fresh.save(tmp_path / "agent")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["agent"]
+
+
 def test_weights_of_another_model_are_refused_in_one_sentence(tmp_path: Path) -> None:
     make_agent().save(tmp_path / "agent")
     other = make_agent(replace(CONFIG, model=replace(TINY, mlp_units=32)))

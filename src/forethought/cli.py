@@ -153,6 +153,7 @@ class ListOptions:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; what a person can cause is one sentence."""
     tokens = list(sys.argv[1:] if argv is None else argv)
+    code = 0
     try:
         if tokens[:1] == ["--version"]:
             from importlib.metadata import version
@@ -171,7 +172,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # 'forethought list tasks | head': the reader left, which is fine
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return code
+    except OSError as error:
+        if error.filename is None:
+            raise  # nothing that a person named
+        print(f"{error.filename} cannot be used: {error.strerror}.", file=sys.stderr)
+        return 1
 
 
 def _train(tokens: list[str]) -> int:

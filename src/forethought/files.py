@@ -388,6 +388,13 @@ def _settle(path: Path, replaced: Path) -> bool:
     return back
 
 
+def standing(path: Path) -> Path:
+    """Where the directory published at `path` is: in the moment between the two renames of
+    `publish`, and for ever if its writer was killed then, it has the name of what is replaced."""
+    replaced = path.with_name(f"{_REPLACED}{path.name}") if path.name else path
+    return replaced if replaced.is_dir() and not os.path.lexists(path) else path
+
+
 def recover(parent: Path) -> list[str]:
     """Clear what a killed writer left in `parent`; returns a sentence for each thing done.
 

@@ -462,6 +462,26 @@ def test_case_18_a_reader_that_is_gone_ends_no_run(tmp_path):
     assert "BrokenPipeError" in next(e["reason"] for e in told if e["kind"] == "sink-failed")
 
 
+def nobody_reads() -> None:
+    """The other end of stderr is closed before the first word."""
+    reader, writer = os.pipe()
+    os.dup2(writer, 2)
+    os.close(writer)
+    os.close(reader)
+
+
+def nothing_fits() -> None:
+    """As a log on a full disk."""
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+
+
+@pytest.mark.parametrize("prepare", [nobody_reads, nothing_fits])
+def test_case_18_a_reader_that_was_never_there_ends_no_run(tmp_path, prepare):
+    with forked(*train_command(tmp_path / "run", "--track.console"), prepare=prepare) as process:
+        assert process.wait(30) == 0
+    assert status_of(tmp_path / "run") == "done"
+
+
 def test_case_18_a_signal_while_the_kernels_are_compiled_ends_with_one_sentence(tmp_path):
     compiler = tmp_path / "slow-cc"
     compiler.write_text(f"#!/bin/sh\ntouch {tmp_path / 'compiling'}\nexec sleep 60\n")

@@ -8,6 +8,7 @@ the run's clock.
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ Json = dict[str, Any]
 Tensors = dict[str, Tensor]
 Metrics = dict[str, float]
 log = logging.getLogger("forethought")
+SAVED = ("agent.json", "agent.safetensors", "replay.safetensors", files.MANIFEST)
+"""What `Agent.save` writes."""
 
 
 class Agent(ABC):
@@ -254,14 +257,19 @@ class Agent(ABC):
         """The inverse of `state`."""
 
     def save(self, path: str | Path) -> None:
-        """Write the whole agent, replay included, into a directory of its own."""
+        """Write the whole agent, replay included, into a directory of its own, in the place of what
+        `save` wrote there before; a directory that holds anything else is refused."""
+        path = Path(path)
+        if (stands := files.standing(path)) != path:
+            stands.rename(path)
+        _refuse_other(path)
         json, tensors = self.state()
         parts = {"agent.safetensors": tensors}
         if self._replay is not None:
             replay_json, parts["replay.safetensors"] = self._replay.state(whole=True)
             json = json | {"replay": replay_json}
         needed = sum(map(files.tensor_bytes, parts.values())) + len(files.json_text(json))
-        with files.publish(Path(path), self.origin() | self.facts(), needed) as folder:
+        with files.publish(path, self.origin() | self.facts(), needed) as folder:
             for name, part in parts.items():
                 files.save_tensors(folder / name, part)
             files.write_json(folder / "agent.json", json)
@@ -269,7 +277,7 @@ class Agent(ABC):
     def load(self, path: str | Path, replay_folder: Path | None = None) -> None:
         """Become the agent that `save` wrote, or that a run's checkpoint holds, whose replay has
         its sealed blocks in `replay_folder`. One of another agent or of other shapes is refused."""
-        path = Path(path)
+        path = files.standing(Path(path))
         manifest = files.verify(path)
         self.check_origin(path, manifest.meta)
         files.require_files(path, manifest, ("agent.json", "agent.safetensors"))
@@ -319,6 +327,19 @@ def check_shapes(model: nn.Module, saved: Tensors) -> None:
                 f"The saved weights are of another model: {name} is {there} in the file and {here} "
                 "in this agent. Use the configuration and task that it was trained with."
             )
+
+
+def _refuse_other(path: Path) -> None:
+    """Only a saved agent, or an empty directory, may be replaced by a saved agent."""
+    if not os.path.lexists(path):
+        return
+    inside = {entry.name for entry in path.iterdir()} if path.is_dir() else None
+    ours = inside is not None and inside <= set(SAVED) and files.MANIFEST in inside
+    if inside != set() and not ours:
+        raise files.FileError(
+            f"{path} is there and is no saved agent, so it is not replaced: save into a directory "
+            "of another name, or remove this one."
+        )
 
 
 def below(prefix: str, tensors: Tensors) -> Tensors:

@@ -10,6 +10,8 @@ from forethought.config.reading import union_members
 
 LONGEST_TIMEOUT_SECONDS = 1_000_000
 """Eleven days; operating systems wait for 24 at most."""
+MOST_THREADS = 1024
+"""More than any machine has use for; torch itself takes what fits into 31 bits."""
 
 
 def check_device(key: str, value: str, *, auto: bool) -> None:
@@ -274,8 +276,8 @@ class TrainConfig:
         require(0 < ratio <= 1000, "train.updates_per_agent_step", ratio, "above 0, at most 1000")
         kept = self.keep_checkpoints
         require(kept >= 1, "train.keep_checkpoints", kept, "at least 1")
-        ok = self.threads is None or self.threads >= 1
-        require(ok, "train.threads", self.threads, "at least 1")
+        ok = self.threads is None or 1 <= self.threads <= MOST_THREADS
+        require(ok, "train.threads", self.threads, f"at least 1, at most {MOST_THREADS}")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -110,6 +111,7 @@ def _read(annotation: Any, value: Any, where: str) -> Any:
         raise ConfigError(f"{where} is {value!r}, but must be a group of keys.")
     # A bool is an int to Python, but `workers: 1` or `horizon: true` is a slip of the pen.
     if annotation is float and type(value) is int:
+        require(abs(value) <= sys.float_info.max, where, value, "finite")
         return float(value)
     if annotation is int and type(value) is float and value.is_integer():
         return int(value)

@@ -118,6 +118,11 @@ def _import(module: str, name: str) -> None:
     `python -m` looks into that folder, but an installed command such as `forethought` does not. It
     is looked into last, so that a person's own file hides no package; workers inherit the path.
     """
+    if module.startswith(".") or "/" in module or "\\" in module:
+        raise ConfigError(
+            f"{module} in the task gym:{name} is no name of a module: one in the file puck.py of "
+            "the current folder is written gym:puck:Puck-v0."
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)

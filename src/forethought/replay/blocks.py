@@ -9,6 +9,7 @@ one fills; until then checkpoints simply hold its rows themselves.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from forethought.config import require
 from forethought.files import (
     FileError,
     check_space,
@@ -32,6 +34,8 @@ from forethought.replay.rows import ReplayError
 from forethought.replay.storage import Storage
 
 TEMPORARY = ".tmp-"
+MOST_BLOCKS = 50_000
+"""On the disk; a checkpoint tells some 160 bytes of each, in a file of 16 MB."""
 log = logging.getLogger("forethought")
 
 
@@ -43,6 +47,13 @@ class Block:
     sha256: str
     first_row: int
     """Its first row; later than b * R where the ring had lost rows before the block was written."""
+
+
+def check_number(block_rows: int, capacity_rows: int) -> None:
+    """Refuse, before anything is learned, blocks so small that no checkpoint could list them."""
+    least = math.ceil(capacity_rows / MOST_BLOCKS)
+    rule = f"at least {least:,}: a checkpoint lists at most {MOST_BLOCKS:,} blocks"
+    require(block_rows >= least, "replay.block_rows", block_rows, rule)
 
 
 class Blocks:

@@ -21,6 +21,7 @@ from forethought.replay.blocks import (
     Blocks,
     block_to_json,
     check_blocks,
+    check_number,
     load_block,
     open_block,
     read_blocks,
@@ -79,6 +80,7 @@ class RingReplay(ABC):
             memory.check_disk(bytes_on_disk, num_envs, config.capacity_rows, self.mapped_folder)
         in_memory = self._row_bytes - (self.row_spec.row_bytes if self.mapped_folder else 0)
         memory.check_fits(in_memory, num_envs, config.capacity_rows, self.storage_device)
+        check_number(config.block_rows, config.capacity_rows)
         self._storage = Storage(
             self.row_spec, num_envs, capacity, self.storage_device, self.mapped_folder
         )

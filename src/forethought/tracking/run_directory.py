@@ -114,10 +114,13 @@ class RunDirectory:
     def open(cls, path: Path) -> RunDirectory:
         """An existing run; one sentence if it is none, or not readable."""
         run = cls(path)
-        if not path.is_dir():
-            raise NoRun(f"There is no run directory {path}.")
-        if not run._run_file.exists():
-            raise NoRun(f"{path} is not a run directory: it has no run.json.")
+        try:
+            if not path.is_dir():
+                raise NoRun(f"There is no run directory {path}.")
+            if not run._run_file.exists():
+                raise NoRun(f"{path} is not a run directory: it has no run.json.")
+        except OSError as error:  # a folder of somebody else's, or a name that no disk takes
+            raise FileError(f"{path} cannot be read: {error.strerror}.") from error
         _refuse_links(path)
         about, config = run._read(), run.config()
         for key, twin in IDENTITY.items():
@@ -172,6 +175,8 @@ class RunDirectory:
         if status not in STATUSES:
             raise ForethoughtError(f"status is {status}, but must be one of {', '.join(STATUSES)}.")
         data = self._read()
+        if "status" in fields:
+            data.pop("error", None)  # of an earlier end
         # The wall clock may jump back; a run must not seem to end before it began.
         now = max(utc_now(), str(data.get("updated_utc", "")))
         write_json(self._run_file, {**data, **fields, "updated_utc": now})

@@ -382,6 +382,16 @@ class Evaluator:
             self._env = None
 
 
+def _is_folder(name: str) -> bool:
+    """Whether a run is meant; the name of many tasks is longer than any disk takes."""
+    try:
+        return Path(name).is_dir()
+    except PermissionError:
+        return True  # there is something, and whoever opens it says that it may not be read
+    except OSError:
+        return False
+
+
 def evaluate_target(
     target: str,
     *,
@@ -401,7 +411,7 @@ def evaluate_target(
     `tell` is called before each step with how far it is.
     """
     run: RunDirectory | None = None
-    if Path(target).is_dir():
+    if _is_folder(target):
         run = RunDirectory.open(Path(target))
         config = read_config(run)
         set_threads(config.train.threads)  # sums are split by it: the same numbers as in training

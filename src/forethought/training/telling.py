@@ -32,7 +32,14 @@ def say_hello(trainer: Trainer, checkpoint: Path | None) -> None:
         lines.append(f"Resumed at {trainer.clock.told} (checkpoint {checkpoint.name}).")
     trainer.tracker.event("about", lines=lines)
     if config.track.console:
-        print("\n".join(lines), file=sys.stderr)
+        _tell("\n".join(lines))
+
+
+def _tell(text: str) -> None:
+    """To the person, if one is there: a terminal that is gone, or a log on a full disk, stops no
+    training."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _units(trainer: Trainer) -> list[str]:
@@ -110,5 +117,4 @@ def say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
     else:
         score, random = trainer.score, trainer.gates.random_score
         text = f"Done: mean return {score:.6g} (random play {random:.6g}) in {path}"
-    with contextlib.suppress(OSError):  # the terminal may be what is gone, and all is saved
-        print(text, file=sys.stderr)
+    _tell(text)

@@ -374,7 +374,8 @@ class Trainer:
 
     def _tell_failures(self, result: EvalResult) -> None:
         if result.failures:
-            log.warning("%d evaluation episodes failed: %s", result.n_failed, result.failures[0])
+            failed = f"{result.n_failed:,} evaluation episode{'s' * (result.n_failed != 1)} failed"
+            log.warning("%s: %s", failed, result.failures[0])
             self.tracker.event("evaluation-episodes-failed", reasons=list(result.failures))
 
     def _warn(self, kind: str, message: str) -> None:

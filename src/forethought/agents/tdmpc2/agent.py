@@ -87,9 +87,12 @@ class TDMPC2(Agent):
         require(fits, "agent.model.symlog_obs", squashed, rule)
         config.check_replay(replay_config.kind)
         past_ends = _past_ends(spec, config, replay_config.kind)
+        episodic = spec.terminates if config.episodic is None else config.episodic
         if not for_acting and not past_ends:
             stacked = max(observations.stack.values(), default=1)
             _check_slices(spec, config, replay_config, num_envs, history=stacked - 1)
+        if not for_acting and not episodic:
+            _refuse_idle_termination(spec.task, config)
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
@@ -104,7 +107,7 @@ class TDMPC2(Agent):
             for_acting=for_acting,
         )
         self.gamma = gamma
-        self.episodic = spec.terminates if config.episodic is None else config.episodic
+        self.episodic = episodic
         self.past_ends = past_ends
         # Weights are drawn where every machine draws the same, then moved.
         self.codec, self.observations = codec, observations
@@ -408,6 +411,16 @@ def _past_ends(spec: EnvSpec, config: TDMPC2Config, kind: str) -> bool:
     insisted = config.past_ends is True
     require(not (insisted and reason), "agent.past_ends", True, f"false: {reason}")
     return insisted or (config.past_ends is None and not reason and kind == "transitions")
+
+
+def _refuse_idle_termination(task: str, config: TDMPC2Config) -> None:
+    """Keys of the termination head, which tasks that never terminate have not. A rate like that of
+    the dynamics is no wish for one: presets raise all rates together."""
+    rule = f"left out: {task} never terminates, so there is no termination head"
+    coef, rate = config.termination_coef, config.lr.termination
+    require(coef == TDMPC2Config().termination_coef, "agent.termination_coef", coef, rule)
+    like_others = rate in (TDMPC2Config().lr.termination, config.lr.dynamics)
+    require(like_others, "agent.lr.termination", rate, rule)
 
 
 def _check_slices(
