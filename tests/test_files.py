@@ -140,7 +140,7 @@ def test_the_newest_that_verifies_is_taken_and_the_skipped_are_named(tmp_path):
 
 
 def test_no_complete_checkpoint_is_one_sentence(tmp_path):
-    with pytest.raises(FileError, match=r"holds no complete checkpoint\. Train anew\."):
+    with pytest.raises(FileError, match=r"holds no usable checkpoint\. Train anew\."):
         files.newest_verified(tmp_path / "absent")
 
 

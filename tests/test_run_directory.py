@@ -75,7 +75,7 @@ def test_the_commit_is_that_of_the_source_and_not_of_the_working_directory(tmp_p
 
 def test_a_run_is_never_created_over_another(tmp_path):
     new_run(tmp_path / "run")
-    with pytest.raises(FileError, match="already holds a run: choose another --out, or continue"):
+    with pytest.raises(FileError, match="already holds a run: choose another place"):
         new_run(tmp_path / "run")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("...")

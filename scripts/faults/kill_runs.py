@@ -194,6 +194,7 @@ class Killer:
         self._taken = 0
         self._lock = threading.Lock()
         self._launches: list[Launch] = []
+        self._abandoned = False
 
     @property
     def kills(self) -> list[Kill]:
@@ -236,10 +237,19 @@ class Killer:
 
     def abandon(self) -> None:
         """Ends everything, for somebody does not want to wait for it."""
-        self._taken = self.wanted
-        for launch in self._launches:
-            if launch.process.poll() is None:
-                os.killpg(launch.process.pid, signal.SIGKILL)
+        with self._lock:
+            self._taken, self._abandoned = self.wanted, True
+            for launch in self._launches:
+                if launch.process.poll() is None:
+                    os.killpg(launch.process.pid, signal.SIGKILL)
+
+    def launch(self, words: list[str], stage_file: Path) -> Launch | None:
+        """A process, unless nobody waits for it any more."""
+        with self._lock:
+            if self._abandoned:
+                return None
+            self._launches.append(Launch(words, stage_file))
+            return self._launches[-1]
 
     def carry_out(self, chain: Chain, rng: random.Random) -> None:
         """Kills and resumes one run until it is done, and compares it."""
@@ -247,9 +257,13 @@ class Killer:
         words, start_up = train_words(chain.kind, chain.run), None
         while True:
             mine = self.take()
-            launch = Launch(words, stage_file)
-            self._launches.append(launch)
-            if not (mine and launch.kill(chain.run, start_up, rng)):
+            launch = self.launch(words, stage_file)
+            if launch is None:
+                return
+            killed = mine and launch.kill(chain.run, start_up, rng)
+            if self._abandoned:
+                return  # what ended it was no kill of ours
+            if not killed:
                 break
             print_kill(len(self.kills) + 1, self.wanted, chain.note_kill(launch))
             words, start_up = ["resume", str(chain.run)], launch.start_up or start_up

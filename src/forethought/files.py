@@ -539,7 +539,7 @@ def newest_verified(
         else:
             return candidate, skipped
     reason = f" {' '.join(skipped)}" if skipped else ""
-    raise FileError(f"{parent} holds no complete checkpoint.{reason} Train anew.")
+    raise FileError(f"{parent} holds no usable checkpoint.{reason} Train anew.")
 
 
 @cache

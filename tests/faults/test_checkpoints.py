@@ -485,10 +485,10 @@ def test_case_04_without_any_whole_checkpoint_one_sentence_says_so(run):
     for folder in files.published(run / "checkpoints"):
         (folder / "agent.json").write_text("{")
     with pytest.raises(
-        FileError, match=rf"holds no complete checkpoint. Skipped {NEWEST}.* Train anew\.$"
+        FileError, match=rf"holds no usable checkpoint. Skipped {NEWEST}.* Train anew\.$"
     ):
         resume_run(run, steps=400)
-    with pytest.raises(FileError, match="holds no complete checkpoint"):
+    with pytest.raises(FileError, match="holds no usable checkpoint"):
         load_agent(run)
 
 
@@ -802,7 +802,7 @@ def test_case_26_a_second_trainer_is_refused_while_the_first_lives_and_succeeds_
 
 
 def test_case_26_a_new_run_is_not_begun_where_one_is(run):
-    with pytest.raises(FileError, match="already holds a run: choose another --out, or continue"):
+    with pytest.raises(FileError, match="already holds a run: choose another place"):
         train_run(stub_run(), run)
 
 

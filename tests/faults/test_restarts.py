@@ -153,7 +153,7 @@ def test_case_15_a_run_that_saves_only_at_its_end_is_offered_no_resume(tmp_path,
     with pytest.raises(EnvFailure) as caught:
         train_run(config, tmp_path / "run")
     assert "forethought resume" not in "".join(caught.value.__notes__)
-    with pytest.raises(FileError, match="holds no complete checkpoint"):
+    with pytest.raises(FileError, match="holds no usable checkpoint"):
         resume_run(tmp_path / "run")
 
 
@@ -162,7 +162,7 @@ def test_case_15_a_run_with_records_but_no_checkpoint_is_not_begun_anew(tmp_path
     run = train_run(stub_run(steps=100), tmp_path / "run")
     shutil.rmtree(run.path / "checkpoints")
     (run.path / "checkpoints").mkdir()
-    with pytest.raises(FileError, match="holds no complete checkpoint"):
+    with pytest.raises(FileError, match="holds no usable checkpoint"):
         resume_run(run.path)
 
 
@@ -176,7 +176,7 @@ def test_case_15_half_a_row_is_a_record_too(tmp_path):
     assert RunDirectory.open(run.path).unbegun
     with (run.path / "eval.csv").open("a") as file:
         file.write("100,")
-    with pytest.raises(FileError, match="holds no complete checkpoint"):
+    with pytest.raises(FileError, match="holds no usable checkpoint"):
         resume_run(run.path)
 
 

@@ -279,7 +279,7 @@ def _make(out: Path) -> Path:
         _refuse_run(out)
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()) and not _left_by_a_kill(out):
-            raise FileError(f"{out} is not empty, and not a run: choose another --out.")
+            raise FileError(f"{out} is not empty, and not a run: choose another place (--out).")
     except OSError as error:
         raise _not_created(out, error) from error
     return out
@@ -288,7 +288,7 @@ def _make(out: Path) -> Path:
 def _refuse_run(path: Path) -> None:
     if (path / "run.json").exists():
         raise FileError(
-            f"{path} already holds a run: choose another --out, or continue it with "
+            f"{path} already holds a run: choose another place (--out), or continue it with "
             "'forethought resume'."
         )
 

@@ -120,7 +120,7 @@ class Checkpoints:
             else:
                 return path, skipped
         reason = f" {' '.join(skipped)}" if skipped else ""
-        raise FileError(f"{self.folder} holds no complete checkpoint.{reason} Train anew.")
+        raise FileError(f"{self.folder} holds no usable checkpoint.{reason} Train anew.")
 
     def set_aside_newer(self, than: Path) -> None:
         """Takes the checkpoints after `than`, which were skipped, out of the way of the run that

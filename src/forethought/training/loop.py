@@ -107,7 +107,8 @@ def resume_run(path: Path, steps: int | None = None, override: bool = False) -> 
         if run.run_json["status"] == "done" and (steps or total) <= at:
             _tell_skipped(run, skipped)
             words = config.rhythm.unit.replace("_", " ")
-            print(f"{run.path} is complete at {at:,} {words}; --steps TOTAL takes it further.")
+            told = f"{run.path} is complete at {at:,} {words}"
+            print(f"{told}; a greater total (--steps) takes it further.")
             score = files.read_json(folder / "loop.json").get("score")
             decisions = 0 if config.is_offline else at
             return Run(run.path, "done", 0, decisions, score, run.run_json.get("random_score"))
