@@ -24,9 +24,10 @@ REQUIRED = {"return_of_each_seed": 700, "minutes_of_training": 10}
 
 def one(seed: int, episodes: int) -> dict[str, Any]:
     """Train, or find trained, and evaluate the last checkpoint."""
-    script = ["scripts/quickstart.py", "--seed", str(seed)]
+    # Not where `make quickstart` trains: that run is a person's, who may have taken it further.
+    run = ROOT / "runs" / "learn-quickstart" / f"seed{seed}"
+    script = ["scripts/quickstart.py", "--seed", str(seed), "--out", str(run)]
     subprocess.run([sys.executable, *script], cwd=ROOT, check=True)
-    run = ROOT / "runs" / f"quickstart-seed{seed}"
     rows, _ = read_rows(run / "eval.csv")
     score = forethought.evaluate(run, episodes=episodes)
     chance = forethought.evaluate(run, policy="random", episodes=episodes)
