@@ -60,7 +60,7 @@ quickstart: $(QUICK)/.installed  ## train, evaluate, draw and film an agent in m
 		-c constraints.txt -e '.[dmc,video,report]' && \
 	touch $@ && echo "Set-up took $$(($$(date +%s) - began)) s."
 
-bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON
+bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON (half an hour)
 	$(PY) benchmarks/tdmpc2_speed.py
 	$(PY) benchmarks/pixel_speed.py
 	$(PY) benchmarks/replay_speed.py

@@ -156,8 +156,8 @@ def _require_one_task(task: str) -> None:
     """Rows on the disk are those of one task; padding is made when they are drawn."""
     if multi.is_multi(task):
         raise ConfigError(
-            f"A recording is of one task, but {task} is several: record each of them with --task "
-            "or from a run of its own, and train with --offline.data DIR,DIR."
+            f"A recording is of one task, but {task} is several: record a run of each, or random "
+            "play (--agent random --task TASK), and train with --offline.data DIR,DIR."
         )
 
 
