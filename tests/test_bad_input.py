@@ -9,8 +9,12 @@ import sys
 
 import pytest
 
+from forethought.agents.tdmpc2.agent import _refuse_idle_termination
+from forethought.agents.tdmpc2.config import LearningRates, TDMPC2Config
 from forethought.cli import main
+from forethought.config import ConfigError
 from forethought.extras import install_extra
+from forethought.replay import blocks
 from tests.forked import forked
 
 PENDULUM = "gym:Pendulum-v1"
@@ -166,14 +170,31 @@ def test_a_path_in_the_place_of_a_module_is_named(refused, module):
     [
         ("--agent.gamma", "9" * 320, "must be finite"),
         ("--train.threads", "3000000000", "must be at least 1, at most 1024"),
-        ("--replay.block_rows", "9", "must be at least 20: a checkpoint lists at most 50,000"),
+        ("--replay.block_rows", "9", "must be at least 13: a checkpoint lists at most 80,000"),
         ("--agent.termination_coef", "5", "gym:Pendulum-v1 never terminates"),
         ("--agent.lr.termination", "0.1", "gym:Pendulum-v1 never terminates"),
     ],
 )
 def test_a_value_without_use_or_end_is_named(refused, flag, value, rule):
-    sentence = refused(*train(flag, value, "--replay.capacity_rows", "1000000"))
+    sentence = refused(
+        *train(flag, value, "--replay.capacity_rows", "1000000", "--steps", "900000")
+    )
     assert sentence.startswith(f"{flag[2:]} is {value}") and rule in sentence
+
+
+def test_what_a_new_run_is_refused_for_strands_no_old_one(finished_run, monkeypatch):
+    """A run that was begun with them goes on, and has no way to change its blocks."""
+    monkeypatch.setattr(blocks, "MOST_BLOCKS", 1)
+    assert main(train("--steps", "100")) == 2
+    assert main(["resume", str(finished_run), "--steps", "40"]) == 0
+
+
+def test_rates_that_a_preset_raised_together_are_no_wish_for_a_termination_head():
+    raised = LearningRates(dynamics=5e-4, termination=1e-3, q=1e-3)
+    _refuse_idle_termination("gym:Crane-v0", TDMPC2Config(lr=raised))
+    wish = TDMPC2Config(lr=LearningRates(termination=2e-3))
+    with pytest.raises(ConfigError, match=r"agent\.lr\.termination is 0\.002"):
+        _refuse_idle_termination("gym:Crane-v0", wish)
 
 
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])

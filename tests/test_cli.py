@@ -421,6 +421,21 @@ def test_a_reader_that_left_takes_no_exit_code_along(monkeypatch):
         assert main(["data", "verify", "folder"]) == 1
 
 
+def test_a_file_that_fails_in_the_middle_of_a_training_is_no_slip_of_the_pen(monkeypatch, capsys):
+    """Where a run can go on, the traceback and the sentence that says so are shown."""
+    error = FileNotFoundError(2, "No such file or directory", "/psm_3fa2")
+
+    def fail(tokens, verbs):
+        raise error
+
+    monkeypatch.setattr(commands, "carry_out", fail)
+    assert main(["train"]) == 1
+    assert capsys.readouterr().err == "/psm_3fa2 cannot be used: No such file or directory.\n"
+    error.add_note("Stopped by an error at 100 agent steps.")
+    with pytest.raises(FileNotFoundError):
+        main(["train"])
+
+
 # Help.
 
 

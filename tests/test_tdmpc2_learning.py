@@ -183,6 +183,9 @@ def test_only_a_saved_agent_is_replaced_by_a_saved_agent(tmp_path: Path) -> None
         agent.save(thesis / "chapter1.txt")
     for _ in range(2):  # into nothing, then over itself
         agent.save(empty)
+    (tmp_path / "link").symlink_to(empty)
+    with pytest.raises(ForethoughtError, match="link is there and is no saved agent"):
+        agent.save(tmp_path / "link")
     (empty / "notes.txt").write_text("of a person")
     with pytest.raises(ForethoughtError, match="is no saved agent"):
         agent.save(empty)

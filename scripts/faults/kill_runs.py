@@ -9,6 +9,7 @@ the others fall after it began to work.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -240,8 +241,9 @@ class Killer:
         with self._lock:
             self._taken, self._abandoned = self.wanted, True
             for launch in self._launches:
-                if launch.process.poll() is None:
-                    os.killpg(launch.process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    if launch.process.poll() is None:
+                        os.killpg(launch.process.pid, signal.SIGKILL)
 
     def launch(self, words: list[str], stage_file: Path) -> Launch | None:
         """A process, unless nobody waits for it any more."""

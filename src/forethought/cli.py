@@ -174,8 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
     except OSError as error:
-        if error.filename is None:
-            raise  # nothing that a person named
+        if error.filename is None or hasattr(error, "__notes__"):
+            raise  # nothing that a person named, or in the middle of a training
         print(f"{error.filename} cannot be used: {error.strerror}.", file=sys.stderr)
         return 1
 

@@ -388,6 +388,16 @@ def _settle(path: Path, replaced: Path) -> bool:
     return back
 
 
+def is_there(path: Path) -> bool:
+    """Like `Path.exists`, which since Python 3.14 also says no of what may not be looked at; that
+    is an OSError here."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def standing(path: Path) -> Path:
     """Where the directory published at `path` is: in the moment between the two renames of
     `publish`, and for ever if its writer was killed then, it has the name of what is replaced."""

@@ -188,6 +188,12 @@ class Agent(ABC):
     def replay(self, replay: RingReplay | OfflineReplay) -> None:
         self._replay = replay
 
+    def check_new(self, steps: int) -> None:
+        """Refuse what a new run of so many agent steps (offline: updates) should not begin with,
+        though one that has begun so may go on."""
+        if isinstance(self.replay, RingReplay):
+            self.replay.check_new(steps)
+
     def learn_from(self, datasets: Sequence[Dataset], storage: str) -> None:
         """Put recorded data into the place of the replay; data that does not fit is refused."""
         raise ConfigError(f"{self.name} does not learn from recorded data; leave out offline.data.")
@@ -260,9 +266,10 @@ class Agent(ABC):
         """Write the whole agent, replay included, into a directory of its own, in the place of what
         `save` wrote there before; a directory that holds anything else is refused."""
         path = Path(path)
-        if (stands := files.standing(path)) != path:
+        stands = files.standing(path)
+        _refuse_other(stands)
+        if stands != path:
             stands.rename(path)
-        _refuse_other(path)
         json, tensors = self.state()
         parts = {"agent.safetensors": tensors}
         if self._replay is not None:
@@ -333,7 +340,8 @@ def _refuse_other(path: Path) -> None:
     """Only a saved agent, or an empty directory, may be replaced by a saved agent."""
     if not os.path.lexists(path):
         return
-    inside = {entry.name for entry in path.iterdir()} if path.is_dir() else None
+    own = path.is_dir() and not path.is_symlink()
+    inside = {entry.name for entry in path.iterdir()} if own else None
     ours = inside is not None and inside <= set(SAVED) and files.MANIFEST in inside
     if inside != set() and not ours:
         raise files.FileError(

@@ -34,8 +34,8 @@ from forethought.replay.rows import ReplayError
 from forethought.replay.storage import Storage
 
 TEMPORARY = ".tmp-"
-MOST_BLOCKS = 50_000
-"""On the disk; a checkpoint tells some 160 bytes of each, in a file of 16 MB."""
+MOST_BLOCKS = 80_000
+"""On the disk; a checkpoint tells some 170 bytes of each, in a file of 16 MB."""
 log = logging.getLogger("forethought")
 
 
@@ -49,9 +49,9 @@ class Block:
     """Its first row; later than b * R where the ring had lost rows before the block was written."""
 
 
-def check_number(block_rows: int, capacity_rows: int) -> None:
+def check_number(block_rows: int, rows: int) -> None:
     """Refuse, before anything is learned, blocks so small that no checkpoint could list them."""
-    least = math.ceil(capacity_rows / MOST_BLOCKS)
+    least = math.ceil(rows / MOST_BLOCKS)
     rule = f"at least {least:,}: a checkpoint lists at most {MOST_BLOCKS:,} blocks"
     require(block_rows >= least, "replay.block_rows", block_rows, rule)
 

@@ -80,7 +80,6 @@ class RingReplay(ABC):
             memory.check_disk(bytes_on_disk, num_envs, config.capacity_rows, self.mapped_folder)
         in_memory = self._row_bytes - (self.row_spec.row_bytes if self.mapped_folder else 0)
         memory.check_fits(in_memory, num_envs, config.capacity_rows, self.storage_device)
-        check_number(config.block_rows, config.capacity_rows)
         self._storage = Storage(
             self.row_spec, num_envs, capacity, self.storage_device, self.mapped_folder
         )
@@ -129,6 +128,11 @@ class RingReplay(ABC):
     def seal_failures(self) -> int:
         """Blocks that could not be written at the first try."""
         return self._blocks.failures
+
+    def check_new(self, agent_steps: int) -> None:
+        """Refuse blocks that a run of so many agent steps would have too many of."""
+        rows = min(self._storage.capacity * self.num_envs, 2 * agent_steps)  # and episode starts
+        check_number(self._blocks.block_rows, rows)
 
     def describe(self) -> str:
         """The size in words."""

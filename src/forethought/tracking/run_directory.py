@@ -20,6 +20,7 @@ from forethought.config import ConfigError, ForethoughtError
 from forethought.files import (
     MAX_LINE_BYTES,
     FileError,
+    is_there,
     open_regular,
     published,
     read_bytes,
@@ -115,9 +116,9 @@ class RunDirectory:
         """An existing run; one sentence if it is none, or not readable."""
         run = cls(path)
         try:
-            if not path.is_dir():
+            if not (is_there(path) and path.is_dir()):
                 raise NoRun(f"There is no run directory {path}.")
-            if not run._run_file.exists():
+            if not is_there(run._run_file):
                 raise NoRun(f"{path} is not a run directory: it has no run.json.")
         except OSError as error:  # a folder of somebody else's, or a name that no disk takes
             raise FileError(f"{path} cannot be read: {error.strerror}.") from error

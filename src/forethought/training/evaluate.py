@@ -385,7 +385,7 @@ class Evaluator:
 def _is_folder(name: str) -> bool:
     """Whether a run is meant; the name of many tasks is longer than any disk takes."""
     try:
-        return Path(name).is_dir()
+        return files.is_there(Path(name)) and Path(name).is_dir()
     except PermissionError:
         return True  # there is something, and whoever opens it says that it may not be read
     except OSError:

@@ -140,6 +140,7 @@ def _begin(
     parts = build_parts(config)
     stack.callback(parts.close)
     begin_from(parts.agent, config)
+    parts.agent.check_new(config.rhythm.total)
     stop.politely()
     return _carry_out(_trainer_of(config)(config, directory(), parts, sinks), None, stop)
 

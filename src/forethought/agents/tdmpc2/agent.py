@@ -91,8 +91,6 @@ class TDMPC2(Agent):
         if not for_acting and not past_ends:
             stacked = max(observations.stack.values(), default=1)
             _check_slices(spec, config, replay_config, num_envs, history=stacked - 1)
-        if not for_acting and not episodic:
-            _refuse_idle_termination(spec.task, config)
         autocast(config.precision, device)  # refuses before anything is built
         gamma = discount(config, spec)
         aux_gammas = config.multi_gamma.auxiliary(gamma, spec.task)
@@ -135,6 +133,11 @@ class TDMPC2(Agent):
             optimisers = optimisers_of(self.model, config.lr, PARTS)
             self.learner = Learner(self.model, config, gamma, *optimisers)
             compile_learner(self.learner, config.compile, device)
+
+    def check_new(self, steps: int) -> None:
+        super().check_new(steps)
+        if not self.episodic:
+            _refuse_idle_termination(self.spec.task, self.config)
 
     # ---- acting ----
 
@@ -414,12 +417,13 @@ def _past_ends(spec: EnvSpec, config: TDMPC2Config, kind: str) -> bool:
 
 
 def _refuse_idle_termination(task: str, config: TDMPC2Config) -> None:
-    """Keys of the termination head, which tasks that never terminate have not. A rate like that of
-    the dynamics is no wish for one: presets raise all rates together."""
+    """Keys of the termination head, which tasks that never terminate have not. A rate that other
+    parts have as well is no wish for one: presets raise all rates together."""
     rule = f"left out: {task} never terminates, so there is no termination head"
-    coef, rate = config.termination_coef, config.lr.termination
+    coef, rates = config.termination_coef, vars(config.lr).copy()
     require(coef == TDMPC2Config().termination_coef, "agent.termination_coef", coef, rule)
-    like_others = rate in (TDMPC2Config().lr.termination, config.lr.dynamics)
+    rate = rates.pop("termination")
+    like_others = rate in (TDMPC2Config().lr.termination, *rates.values())
     require(like_others, "agent.lr.termination", rate, rule)
 
 
