@@ -1,6 +1,7 @@
 """Shared by all tests: one thread per process, set before anything imports torch; bad commands."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -12,6 +13,10 @@ import gc
 import pytest
 
 from forethought.envs import rendering
+
+# Under nohup, or in the background of a shell, both are ignored, and so by whatever a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 with rendering.switched_off():
     from dm_control.mujoco.wrapper import core

@@ -75,7 +75,7 @@ def test_the_table_shows_the_command_of_a_missing_extra(capsys, monkeypatch):
     rows = [line.rstrip().split(maxsplit=3) for line in lines]
     row = next(row for row in rows if row[:2] == ["extra", "minatar"])
     assert row[2:] == ["not", "ok  no minatar: pip install 'forethought[minatar]'"]
-    assert rows[-1] == ["The", "core", "works;", "1 optional part does not."]
+    assert rows[-1] == ["The", "core", "works;", "1 other part does not."]
 
 
 def test_in_a_checkout_the_advice_names_the_constraints(tmp_path, monkeypatch):

@@ -116,7 +116,7 @@ def _verdict(findings: list[Finding]) -> str:
         names = ", ".join(finding.name for finding in bad if finding.core)
         return f"The core does not work; mend {names}."
     if bad:
-        parts = "1 optional part does" if len(bad) == 1 else f"{len(bad)} optional parts do"
+        parts = "1 other part does" if len(bad) == 1 else f"{len(bad)} other parts do"
         return f"The core works; {parts} not."
     return "Everything works."
 
