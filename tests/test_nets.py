@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from forethought.config import ConfigError
 from forethought.maths import TwoHot
 from forethought.nets import kernels as kernel_module
+from forethought.nets.images import FrameLayout
 from forethought.nets.init import trunc_normal_linears, zero_last_weight
 from forethought.nets.kernels import Kernels, TorchKernels, _load, native_kernels
 from forethought.nets.layers import MLP, NormedLinear, frozen
@@ -89,6 +90,25 @@ def test_decoding_two_hot_logits(kernels: Kernels) -> None:
     assert decoded[1].item() == pytest.approx(math.exp(10) - 1, rel=1e-4)
     logits[2, 5] = math.nan
     assert kernels.decode(logits.float(), TwoHot())[2].isnan()
+
+
+@pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize(("stack", "channels", "last"), [(4, 1, True), (4, 3, False), (3, 1, True)])
+def test_bytes_of_frames_become_numbers(
+    kernels: Kernels, stack: int, channels: int, last: bool
+) -> None:
+    """Each byte times the scale, at its channel's place; stacks may overlap, as in a window."""
+    shape = (5, 6, channels) if last else (channels, 5, 6)
+    rows = torch.randint(0, 256, (stack + 8, *shape), dtype=torch.uint8)
+    frames = rows.unfold(0, stack, 1).movedim(-1, 1)  # [9, F, ...], neighbours share frames
+    layout = FrameLayout(5, 6, channels, last, least=0.0)
+    x = kernels.images(frames, layout, None, 0, torch.float32)
+    assert x.shape == (9, stack * channels, 5, 6)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    for f in range(stack):
+        for c in range(channels):
+            plane = frames[:, f, :, :, c] if last else frames[:, f, c]
+            assert torch.equal(x[:, f * channels + c], plane.float() * (1 / 255))
 
 
 @pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)

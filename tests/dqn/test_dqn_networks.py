@@ -9,10 +9,18 @@ import torch
 from forethought.agents.dqn.dead_units import dead_share
 from forethought.agents.dqn.networks import Pixels, network_for
 from forethought.config import ConfigError
+from forethought.nets.kernels import native_kernels
 from forethought.nets.noisy import draw_noise
 from forethought.spaces.images import image_of
 from tests.dqn import formula_reference as slow
-from tests.dqn.small_agents import DISTRIBUTIONS, image_spec, make_network, options, vector_spec
+from tests.dqn.small_agents import (
+    DISTRIBUTIONS,
+    image_spec,
+    make_agent,
+    make_network,
+    options,
+    vector_spec,
+)
 
 NATURE = {"network": {"kind": "nature"}}
 BTR = {"network": {"kind": "impala", "width": 1}}
@@ -146,6 +154,27 @@ def test_scaling_never_touches_the_batch(shape):
     once = network(x, None, None)
     assert torch.equal(x, before)
     assert torch.equal(network(x, None, None), once)
+
+
+def test_compiled_or_not_the_values_are_the_same_bit_for_bit():
+    """agent.compile: a run may be resumed with it or without it."""
+    x = frames(3).numpy()
+    told = {"kernels": True, "auto": True, "off": False}
+    if native_kernels(torch.device("cpu"))[0] is None:
+        told["auto"] = False  # without a compiler auto says nothing
+    values = []
+    for mode, told_of in told.items():
+        agent = make_agent(options(**NATURE, compile=mode), spec=image_spec())
+        assert any("C kernels" in note or "C compiler" in note for note in agent.notes) == told_of
+        with torch.no_grad():
+            values.append(agent.online(torch.from_numpy(x), None, None))
+    assert torch.equal(values[0], values[2]) and torch.equal(values[1], values[2])
+
+
+def test_kernels_for_images_are_refused_where_there_are_none():
+    make_agent(options())  # auto does not mind
+    with pytest.raises(ConfigError, match=r"agent.compile is kernels, which are for images, but"):
+        make_agent(options(compile="kernels"))
 
 
 def test_channels_of_a_grid_stand_first_and_keep_their_cells():

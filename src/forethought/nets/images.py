@@ -1,9 +1,10 @@
 """Stacks of frames as a convolution takes them, moved at random in training.
 
 A stack [N, F, ...] of F frames, oldest first, becomes [N, F * C, H, W] with the values of its space
-mapped to [-1/2, 1/2]. In training it is first moved by whole pixels (Yarats et al.: *Mastering
-Visual Continuous Control*, DrQ-v2): cut, at `offset` [N, 2] (row and column, 0 to 2 pad), out of
-itself padded by `pad` repetitions of its edge. All frames of a stack move alike.
+mapped to a range of length 1. What is given stays as it is: it may be somebody's observation. In
+training it may first be moved by whole pixels (Yarats et al.: *Mastering Visual Continuous
+Control*, DrQ-v2): cut, at `offset` [N, 2] (row and column, 0 to 2 pad), out of itself padded by
+`pad` repetitions of its edge. All frames of a stack move alike.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class FrameLayout:
     channels_last: bool
     low: float = 0.0
     high: float = 255.0
+    least: float = -0.5
+    """What `low` becomes; `high` becomes one more."""
 
     @property
     def scale(self) -> float:
@@ -31,8 +34,8 @@ class FrameLayout:
 
     @property
     def bias(self) -> float:
-        """values * scale + bias lies in [-1/2, 1/2]."""
-        return -0.5 - self.low * self.scale
+        """values * scale + bias lies in [least, least + 1]."""
+        return self.least - self.low * self.scale
 
 
 def prepared(
@@ -48,7 +51,9 @@ def prepared(
         x = shifted(x, offset, pad)
     # A CPU convolves in half the time when the channels lie together.
     order = torch.channels_last if x.is_cpu else torch.contiguous_format
-    return x.to(dtype, memory_format=order).mul_(layout.scale).add_(layout.bias)
+    # A copy always: what has that type and order already would else be scaled in place.
+    x = x.to(dtype, memory_format=order, copy=True).mul_(layout.scale)
+    return x.add_(layout.bias) if layout.bias else x
 
 
 def shifted(x: Tensor, offset: Tensor, pad: int) -> Tensor:

@@ -256,6 +256,24 @@ void two_hot_decode(const float *restrict logits, float low, float width, float 
     }
 }
 
+/* Stacks of four grey frames that are not moved, as Atari's are: a loop that the compiler can turn
+ * into whole registers, four times as fast as the general one. */
+static void four_planes(const uint8_t *frames, int64_t next_stack, int64_t next_frame, float *out,
+                        int64_t n, int64_t size, float scale, float bias) {
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < n; i++) {
+        const uint8_t *a = frames + i * next_stack, *b = a + next_frame, *c = b + next_frame,
+                      *d = c + next_frame;
+        float *restrict to = out + i * size * 4;
+        for (int64_t x = 0; x < size; x++) {
+            to[4 * x] = a[x] * scale + bias;
+            to[4 * x + 1] = b[x] * scale + bias;
+            to[4 * x + 2] = c[x] * scale + bias;
+            to[4 * x + 3] = d[x] * scale + bias;
+        }
+    }
+}
+
 /* Stacks of frames of bytes as [n, height, width, stack * channels] of floats, byte * scale + bias.
  * `offset` [n, 2], which may be null, moves a stack by whole pixels: row y comes from row
  * y + offset - pad, from the edge where there is none. `next_stack` and `next_frame` are the bytes
@@ -265,6 +283,10 @@ void images(const uint8_t *frames, int64_t next_stack, int64_t next_frame, const
             int64_t channels, int64_t channels_last, float scale, float bias) {
     int64_t pixel = channels_last ? channels : 1, plane = channels_last ? 1 : height * width;
     int64_t depth = stack * channels;
+    if (!offset && stack == 4 && channels == 1) {
+        four_planes(frames, next_stack, next_frame, out, n, height * width, scale, bias);
+        return;
+    }
     float value[256];
     for (int i = 0; i < 256; i++) value[i] = i * scale + bias;
 #pragma omp parallel for schedule(static)

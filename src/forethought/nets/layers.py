@@ -9,7 +9,6 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forethought.nets.conv import ConvNet
 from forethought.nets.kernels import EPS, Kernels, TorchKernels
 
 Activation = Literal["mish", "simnorm"]
@@ -89,9 +88,9 @@ class MLP(nn.Sequential):
 
 
 def use_kernels(model: nn.Module, kernels: Kernels) -> None:
-    """Let every layer of the model use these activations."""
+    """Let every part of the model that has kernels use these."""
     for module in model.modules():
-        if isinstance(module, NormedLinear | ConvNet):
+        if hasattr(module, "kernels"):
             module.kernels = kernels
 
 

@@ -31,7 +31,7 @@ from forethought.agents.dqn.config import (
 )
 from forethought.agents.dqn.dead_units import LOOKED_AT, dead_share
 from forethought.agents.dqn.heads import QNetwork
-from forethought.agents.dqn.networks import make_trunk, network_for
+from forethought.agents.dqn.networks import kernels_for, make_trunk, network_for
 from forethought.agents.dqn.update import (
     METRICS,
     Learner,
@@ -43,6 +43,7 @@ from forethought.clock import Every
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
 from forethought.envs.vector import infos_of_each
 from forethought.nets.health import health
+from forethought.nets.layers import use_kernels
 from forethought.nets.optimisers import optimiser_tensors, restore_optimiser
 from forethought.replay import NStepBatch, NStepReplay, replay_metric_names
 from forethought.replay.rows import LIFE_LOST, RowSpec
@@ -90,14 +91,19 @@ class DQN(Agent):
         self.is_vector = image is None
         self.stack = {"obs": frames} if frames > 1 else {}
 
+        kernels, notes = kernels_for(config, image, device)
+
         def build() -> QNetwork:
             # Weights are drawn where every machine draws the same, then moved.
             length = int(np.prod(spec.observation_space.shape or ()))
             trunk = make_trunk(network, image, frames, length)
+            if kernels is not None:
+                use_kernels(trunk, kernels)
             return QNetwork(trunk, self.codec.size, config, streams.torch("init")).to(device)
 
         self.online = build()
-        self.notes += (_told(config, network.kind, frames if image else 0, spec.action_repeat),)
+        told = _told(config, network.kind, frames if image else 0, spec.action_repeat)
+        self.notes += (told, *notes)
         looks = replay_metric_names(replay_config)
         self.metric_names = (*METRICS, "epsilon", *looks, *(("dead_units",) if looks else ()))
         self.updates = 0

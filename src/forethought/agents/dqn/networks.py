@@ -22,6 +22,8 @@ from forethought.agents.dqn.config import (
 )
 from forethought.config import ConfigError
 from forethought.nets.conv import after, sides
+from forethought.nets.images import FrameLayout
+from forethought.nets.kernels import Kernels, TorchKernels, native_kernels
 from forethought.nets.spectral import SpectralConv2d
 from forethought.spaces.images import Image, image_of
 from forethought.spaces.spec import EnvSpec
@@ -42,24 +44,32 @@ class Pixels(nn.Module):
 
     def __init__(self, image: Image, frames: int) -> None:
         super().__init__()
-        self.image, self.frames = image, frames
-        self.low, self.scale = image.low, 1.0 / (image.high - image.low)
+        self.frames = frames
+        shape = image.height, image.width, image.channels
+        self.layout = FrameLayout(*shape, image.channels_last, image.low, image.high, least=0.0)
+        self.kernels: Kernels = TorchKernels()
 
     def forward(self, x: Tensor) -> Tensor:
-        image = self.image
         if self.frames == 1:
             x = x.unsqueeze(1)  # not stacked, so without an axis of frames
-        if image.channels_last and x.ndim == 5:
-            x = x.movedim(-1, 2)  # [B, F, C, H, W]
-        x = x.reshape(len(x), -1, image.height, image.width)
-        # A CPU convolves faster when the channels lie together.
-        order = torch.channels_last if x.is_cpu else torch.contiguous_format
-        # A copy always, also of what has that type and order already: it is scaled in place, and
-        # the batch is looked at by several networks.
-        x = x.to(torch.get_default_dtype(), memory_format=order, copy=True)
-        if self.low:
-            x.sub_(self.low)
-        return x if self.scale == 1.0 else x.mul_(self.scale)
+        if x.ndim == 4:
+            x = x.unsqueeze(-1)  # one channel
+        return self.kernels.images(x, self.layout, None, 0, torch.get_default_dtype())
+
+
+def kernels_for(
+    config: DQNConfig, image: Image | None, device: torch.device
+) -> tuple[Kernels | None, tuple[str, ...]]:
+    """What makes numbers of an image's bytes (None: tensor operations), and what to say of it."""
+    mode = config.compile
+    if image is None and mode == "kernels":
+        raise ConfigError(
+            "agent.compile is kernels, which are for images, but the task shows none: leave it out."
+        )
+    if mode == "off" or (mode == "auto" and (image is None or device.type != "cpu")):
+        return None, ()
+    kernels, note = native_kernels(device)
+    return kernels, (note,) if kernels is not None or mode == "kernels" else ()
 
 
 class Residual(nn.Module):
