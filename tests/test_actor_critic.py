@@ -63,33 +63,36 @@ def test_an_ensemble_computes_what_its_members_compute_one_by_one() -> None:
     torch.testing.assert_close(ensemble(x, count=2), out[:2])
 
 
+@pytest.mark.parametrize("slopes", [1, 4])
 @pytest.mark.parametrize("count", [None, 1, 2])
 @pytest.mark.parametrize("hidden", [(), (6,), (6, 5)], ids=len)
-def test_the_least_of_an_ensemble_and_its_gradient(hidden: tuple[int, ...], count) -> None:
+def test_the_least_of_an_ensemble_and_its_slope(
+    hidden: tuple[int, ...], count: int | None, slopes: int
+) -> None:
+    """In the last inputs, which are the action; once more after another batch."""
     ensemble = MLPEnsemble(3, 4, hidden, 1).double()
     uniform_linears(ensemble, torch.Generator().manual_seed(1))
-    slow, fast = (torch.randn(9, 4, dtype=torch.float64) for _ in range(2))
-    fast.copy_(slow)
-    wanted = ensemble(slow.requires_grad_(), count).squeeze(-1).amin(0)
-    found = ensemble.least(fast.requires_grad_(), count)
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-    factor = torch.arange(9.0, dtype=torch.float64)
-    (wanted * factor).sum().backward()
-    for parameter in ensemble.parameters():
-        parameter.grad = None
-    (found * factor).sum().backward()
-    torch.testing.assert_close(fast.grad, slow.grad, rtol=1e-12, atol=1e-12)
+    for batch in (9, 5, 9):
+        x = torch.randn(batch, 4, dtype=torch.float64).requires_grad_()
+        wanted = ensemble(x, count).squeeze(-1).amin(0)
+        (gradient,) = torch.autograd.grad(wanted.sum(), x)
+        found, slope = ensemble.least(x.detach(), slopes, count)
+        torch.testing.assert_close(found, wanted.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(slope, gradient[:, -slopes:], rtol=1e-12, atol=1e-12)
     assert all(parameter.grad is None for parameter in ensemble.parameters())
 
 
+@pytest.mark.parametrize("inputs", [4, 16, 257])  # few, a register full, many
 @pytest.mark.parametrize("hidden", [(), (6,), (6, 5)], ids=len)
 @pytest.mark.parametrize("kind", [ReluMLP, partial(MLPEnsemble, 3)], ids=["one", "ensemble"])
-def test_the_way_back_by_hand_is_that_of_autograd(kind: Any, hidden: tuple[int, ...]) -> None:
+def test_the_way_back_by_hand_is_that_of_autograd(
+    kind: Any, hidden: tuple[int, ...], inputs: int
+) -> None:
     """Whatever was computed before, for another batch too: gradients are not added up."""
-    net = kind(4, hidden, 2).double()
+    net = kind(inputs, hidden, 2).double()
     uniform_linears(net, torch.Generator().manual_seed(1))
     for batch in (9, 9, 5):
-        x = torch.randn(batch, 4, dtype=torch.float64)
+        x = torch.randn(batch, inputs, dtype=torch.float64)
         out = net(x)
         factor = torch.randn_like(out)
         wanted = torch.autograd.grad((out * factor).sum(), list(net.parameters()))
@@ -98,7 +101,7 @@ def test_the_way_back_by_hand_is_that_of_autograd(kind: Any, hidden: tuple[int, 
         net.learn(trace, factor)
         for parameter, gradient in zip(net.parameters(), wanted, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-12)
-    moved = net.float().trace(torch.randn(5, 4))  # in memory of its own type
+    moved = net.float().trace(torch.randn(5, inputs))  # in memory of its own type
     assert moved.out.dtype == torch.float32
 
 

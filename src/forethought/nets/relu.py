@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Layer = tuple[nn.Parameter, nn.Parameter]
+REGISTER, WIDE = 16, 256
+"""Numbers that a processor multiplies at once, and how many inputs hide a few that are left."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,22 @@ class _Layers(nn.Module):
         outputs [..., B, out] of the last trace. What was there is overwritten, not added to."""
         for k in reversed(range(len(self.layers))):
             (weight, bias), x = self.layers[k], trace.inputs[k]
-            self.product(slope.mT, x, out=_gradient(weight))
+            self._weigh(slope, x, _gradient(weight))
             torch.sum(slope, -2, keepdim=bias.ndim > 1, out=_gradient(bias))
             if k > 0:
                 below = self._slopes[k - 1]
                 self.product(slope, weight, out=below)
                 # Through the ReLU: nothing where it gave 0.
                 slope = torch.ops.aten.threshold_backward.grad_input(below, x, 0, grad_input=below)
+
+    def _weigh(self, slope: Tensor, x: Tensor, gradient: Tensor) -> None:
+        """gradient <- slope^T x. A product with few columns that fill no registers (a first layer
+        of 23 inputs) takes up to five times as long as the same one with few rows."""
+        inputs = x.shape[-1]
+        if inputs % REGISTER == 0 or inputs >= WIDE:
+            self.product(slope.mT, x, out=gradient)
+        else:
+            gradient.copy_(self.product(x.mT, slope).mT)
 
     def _room(self, batch: int) -> list[Tensor]:
         """Memory for the hidden layers of so many inputs."""
@@ -140,53 +151,38 @@ class MLPEnsemble(_Layers):
             x = torch.baddbmm(b, x, w.mT).relu_()
         return torch.baddbmm(bias, x, weight.mT)
 
-    def least(self, x: Tensor, count: int | None = None) -> Tensor:
-        """[B, in] -> [B]: the least output of all members, or of the first `count`.
+    @torch.no_grad()
+    def least(self, x: Tensor, slopes: int, count: int | None = None) -> tuple[Tensor, Tensor]:
+        """[B, in] -> [B]: the least output of all members, or of the first `count`; and its slope
+        in the last `slopes` inputs [B, slopes].
 
-        Differentiable in x alone: the weights stay out of it.
+        Only the member that gave it has a slope there, so the way back takes the rows of each
+        member apart: of two critics that is half of the products. A later `trace` or `least`
+        overwrites what this one needs no more.
         """
-        found: Tensor = _Least.apply(x, *(t for layer in self._first(count) for t in layer))  # type: ignore[no-untyped-call]
-        return found
+        *hidden, (weight, bias) = self._first(count)
+        members = len(weight)
+        inputs = [x.expand(members, *x.shape)]
+        for (w, b), room in zip(hidden, self._room(len(x)), strict=True):
+            inputs.append(torch.baddbmm(b, inputs[-1], w.mT, out=room[:members]).relu_())
+        least, member = torch.baddbmm(bias, inputs[-1], weight.mT).squeeze(-1).min(0)  # [B]
+        found = x.new_empty(len(x), slopes)
+        for n in range(members):
+            rows = (member == n).nonzero().squeeze(-1) if members > 1 else None  # [R]
+            slope = weight[n].expand(len(x) if rows is None else len(rows), -1)  # [R, units]
+            for k in reversed(range(len(hidden))):
+                slope = torch.ops.aten.threshold_backward(slope, _rows(inputs[k + 1][n], rows), 0)
+                into = hidden[k][0][n]  # [units, units before]
+                slope = slope @ (into if k > 0 else into[:, -slopes:])
+            if not hidden:
+                slope = slope[:, -slopes:]
+            found = slope if rows is None else found.index_copy_(0, rows, slope)
+        return least, found
 
     def _first(self, count: int | None) -> Sequence[tuple[Tensor, Tensor]]:
         if count is None:
             return self.layers
         return [(weight[:count], bias[:count]) for weight, bias in self.layers]
-
-
-class _Least(torch.autograd.Function):
-    """The least of an ensemble's single outputs, for each input.
-
-    Only the member that gave it passes a gradient on, so the backward pass takes the rows of each
-    member apart: of two critics that is half of the products.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *flat: Tensor) -> Tensor:
-        *hidden, (weight, bias) = zip(flat[::2], flat[1::2], strict=True)
-        h, seen = x.expand(len(weight), *x.shape), []
-        for w, b in hidden:
-            h = torch.baddbmm(b, h, w.mT).relu_()  # [N, B, units]
-            seen.append(h)
-        least, member = torch.baddbmm(bias, h, weight.mT).squeeze(-1).min(0)  # [B]
-        ctx.save_for_backward(member, *seen, *flat[::2])
-        return least
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (above,) = gradients  # [B]
-        member, *rest = ctx.saved_tensors
-        depth = len(rest) // 2
-        seen, weights = rest[:depth], rest[depth:]
-        below = above.new_empty(len(above), weights[0].shape[-1])  # [B, in]
-        members = len(weights[0])
-        for n in range(members):
-            rows = (member == n).nonzero().squeeze(-1) if members > 1 else None  # [R]
-            g = _rows(above, rows)[:, None] * weights[-1][n]  # [R, units]
-            for h, w in zip(reversed(seen), reversed(weights[:-1]), strict=True):
-                g = torch.ops.aten.threshold_backward(g, _rows(h[n], rows), 0) @ w[n]
-            below = g if rows is None else below.index_copy_(0, rows, g)
-        return (below, *(None for _ in range(2 * len(weights))))
 
 
 def _rows(x: Tensor, rows: Tensor | None) -> Tensor:

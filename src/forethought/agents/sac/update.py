@@ -116,12 +116,17 @@ class SACLearner:
         trace = actor.net.trace(obs)
         raw = trace.out.requires_grad_()  # [B, 2 A]
         action, log_prob = actor.drawn(*actor.bounded(raw), noise)
-        q = self.model.critic.least(torch.cat((obs, action), dim=-1))  # [B]
-        actor_loss = (alpha * log_prob - q).mean()
+        seen, size = torch.cat((obs, action.detach()), dim=-1), len(obs)
+        q, slope = self.model.critic.least(seen, action.shape[-1])  # [B], [B, A]: dq/da
+        actor_loss = (alpha * log_prob.detach() - q).mean()
         alpha_loss = self.alpha_loss(log_prob)
         self.model.temperature.log_alpha.grad = None
-        # Two losses without a common parameter: one pass makes the gradients of both.
-        torch.autograd.backward([actor_loss] if alpha_loss is None else [actor_loss, alpha_loss])
+        # Two losses without a common parameter: one pass makes the gradients of both. That of the
+        # actor begins where the critics end: at the action, and at its log-probability.
+        ends, slopes = [action, log_prob], [-slope / size, (alpha / size).expand(size)]
+        if alpha_loss is not None:
+            ends, slopes = [*ends, alpha_loss], [*slopes, torch.ones_like(alpha_loss)]
+        torch.autograd.backward(ends, slopes)
         actor.net.learn(trace, cast(Tensor, raw.grad))
         names: tuple[str, ...] = (*ACTOR_METRICS, "entropy", "alpha")
         values = [actor_loss, gradient_norm(self.actor_parameters), -log_prob.mean(), alpha]

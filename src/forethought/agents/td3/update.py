@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -89,15 +87,17 @@ class TD3Learner:
         q = q_values(self.model.target_critic, batch.next_obs, action)  # [N, B]
         return batch.reward + config.gamma * (1 - batch.terminated) * q.amin(0)
 
+    @torch.no_grad()
     def update_actor(self, obs: Tensor) -> Metrics:
         """The actor towards more value, as the first critic sees it."""
         net = self.model.actor.net
         trace = net.trace(obs)
-        raw = trace.out.requires_grad_()
-        action = torch.tanh(raw)  # [B, A]
-        loss = -self.model.critic.least(torch.cat((obs, action), dim=-1), count=1).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        net.learn(trace, cast(Tensor, raw.grad))
+        action = torch.tanh(trace.out)  # [B, A]
+        seen = torch.cat((obs, action), dim=-1)
+        q, slope = self.model.critic.least(seen, action.shape[-1], count=1)  # [B], [B, A]: dq/da
+        loss = -q.mean()
+        # Back through the mean and the tanh, whose slope is 1 - tanh^2.
+        net.learn(trace, slope * (action.square() - 1) / len(obs))
         metrics = numbers(ACTOR_METRICS, (loss, gradient_norm(self.actor_parameters)))
         if not finite(metrics, *ACTOR_METRICS):
             return metrics | {"nonfinite": 1.0}
