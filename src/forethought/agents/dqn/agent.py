@@ -103,7 +103,7 @@ class DQN(Agent):
 
         self.online = build()
         told = _told(config, network.kind, frames if image else 0, spec.action_repeat)
-        self.notes += (told, *notes)
+        self.notes += (*notes, told)
         looks = replay_metric_names(replay_config)
         self.metric_names = (*METRICS, "epsilon", *looks, *(("dead_units",) if looks else ()))
         self.updates = 0

@@ -153,7 +153,7 @@ def make_trunk(network: Network, image: Image | None, frames: int, vector: int) 
         sizes = (vector, *network.layers)
         layers: list[nn.Module] = []
         for inputs, outputs in pairwise(sizes):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+            layers += [nn.Linear(inputs, outputs), nn.ReLU(inplace=True)]
         return Trunk(layers or [nn.Identity()], sizes[-1], network.hidden_units)
     assert image is not None
     inputs = image.channels * frames
@@ -171,14 +171,14 @@ def make_trunk(network: Network, image: Image | None, frames: int, vector: int) 
         if network.pool_cells is not None:
             layers.append(nn.AdaptiveMaxPool2d(network.pool_cells))
             height = width = network.pool_cells
-        layers.append(nn.ReLU())
+        layers.append(nn.ReLU(inplace=True))
     elif isinstance(network, MinAtar):
-        layers += [nn.Conv2d(inputs, network.channels, 3), nn.ReLU()]
+        layers += [nn.Conv2d(inputs, network.channels, 3), nn.ReLU(inplace=True)]
         inputs, height, width = network.channels, after(height, 3, 1), after(width, 3, 1)
     else:
         stack = zip(network.channels, network.kernels, network.strides, strict=True)
         for channels, kernel, stride in stack:
-            layers += [nn.Conv2d(inputs, channels, kernel, stride), nn.ReLU()]
+            layers += [nn.Conv2d(inputs, channels, kernel, stride), nn.ReLU(inplace=True)]
             inputs = channels
             height, width = after(height, kernel, stride), after(width, kernel, stride)
     layers.append(nn.Flatten())
