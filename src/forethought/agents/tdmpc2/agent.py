@@ -87,7 +87,6 @@ class TDMPC2(Agent):
         require(fits, "agent.model.symlog_obs", squashed, rule)
         config.check_replay(replay_config.kind)
         past_ends = _past_ends(spec, config, replay_config.kind)
-        episodic = spec.terminates if config.episodic is None else config.episodic
         if not for_acting and not past_ends:
             stacked = max(observations.stack.values(), default=1)
             _check_slices(spec, config, replay_config, num_envs, history=stacked - 1)
@@ -105,7 +104,7 @@ class TDMPC2(Agent):
             for_acting=for_acting,
         )
         self.gamma = gamma
-        self.episodic = episodic
+        self.episodic = spec.terminates if config.episodic is None else config.episodic
         self.past_ends = past_ends
         # Weights are drawn where every machine draws the same, then moved.
         self.codec, self.observations = codec, observations
