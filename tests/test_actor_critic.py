@@ -285,6 +285,15 @@ def test_loaded_for_acting_has_neither_replay_nor_optimisers(name: str, tmp_path
 
 
 @BOTH
+def test_an_observation_of_another_shape_is_refused_in_one_sentence(name: str) -> None:
+    agent = make_agent(name)
+    for obs in (np.ones(OBS + 1), np.ones((1, OBS)), {"x": np.ones(OBS)}):
+        with pytest.raises(ForethoughtError, match=rf"but those of stub have \({OBS},\): pass one"):
+            agent.act(obs)
+    agent.act(np.ones(OBS))
+
+
+@BOTH
 def test_weights_of_another_size_are_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
     make_agent(name).save(tmp_path / "saved")
     with pytest.raises(ForethoughtError, match="weights are of another model"):

@@ -549,3 +549,5 @@ def test_an_agent_is_made_for_environments_with_its_options():
     env.close()
     with pytest.raises(ConfigError, match=r"Did you mean agent.horizon\?"):
         forethought.make_agent("tdmpc2", env, horizn=5)
+    with pytest.raises(ConfigError, match="make_agent was given 'gym:Pendulum-v1', but takes"):
+        forethought.make_agent("tdmpc2", "gym:Pendulum-v1")

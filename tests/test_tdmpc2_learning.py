@@ -236,6 +236,9 @@ def test_loaded_for_acting_has_neither_replay_nor_optimisers(tmp_path: Path) -> 
     assert not hasattr(actor, "learner")
     with pytest.raises(ForethoughtError, match="for acting only"):
         _ = actor.replay
+    with pytest.raises(ForethoughtError, match="for acting only, so it has no optimisers to save"):
+        actor.save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
     obs = np.ones((1, OBS), np.float32)
     actions = [
         a.act_batch(obs, a.new_state(1, Streams(3), "x"), np.array([True]), [{}], False)[0]

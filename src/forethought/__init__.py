@@ -71,10 +71,16 @@ def make_agent(
     >>> make_agent("tdmpc2", make_env("gym:Pendulum-v1"), horizon=5, planner={"samples": 256})
     """
     from forethought.agents.registry import agent_class, config_class
-    from forethought.config import default_replay, from_dict
+    from forethought.config import ConfigError, default_replay, from_dict
+    from forethought.envs import VectorEnv
     from forethought.seeding import Streams
     from forethought.training.device import resolve_device
 
+    if not isinstance(env, VectorEnv):
+        raise ConfigError(
+            f"make_agent was given {env!r}, but takes environments as make_env makes them: "
+            f"make_agent({name!r}, make_env(TASK))."
+        )
     return agent_class(name)(
         env.spec_for_agent,
         from_dict(config_class(name), options, "agent"),

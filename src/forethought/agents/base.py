@@ -30,6 +30,7 @@ from forethought.replay import Batch, NStepBatch, NStepReplay, RingReplay
 from forethought.seeding import Streams
 from forethought.spaces import nested
 from forethought.spaces.spec import EnvSpec
+from forethought.spaces.structure import Structure
 
 Json = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -114,14 +115,28 @@ class Agent(ABC):
             raise ForethoughtError(
                 f"This agent plays {self.spec.task} alone, so `act` takes no task ({task!r})."
             )
-        first = self._own_state is None
+        alone, first = self._alone(obs), self._own_state is None
         if first:
             self._own_state = self.new_state(1, self.streams, "own-acting", self._own_episode)
             self._own_episode += 1
         action, self._own_state = self.act_batch(
-            nested.stack([obs]), self._own_state, np.array([first]), [info or {}], explore
+            alone, self._own_state, np.array([first]), [info or {}], explore
         )
         return nested.index(action, 0), self.acting_statistics(self._own_state)
+
+    def _alone(self, obs: Any) -> Any:
+        """One observation as a batch of one; what has another shape than the task's is refused."""
+        batch = nested.stack([obs])
+        found = {path: np.shape(leaf)[1:] for path, leaf in nested.flatten(batch).items()}
+        leaves = Structure.of(self.spec.observation_space).leaves
+        wanted = {leaf.path: leaf.shape for leaf in leaves}
+        if found != wanted:
+            given, own = (shapes.get("", shapes) for shapes in (found, wanted))
+            raise ForethoughtError(
+                f"An observation of shape {given} was given, but those of {self.spec.task} have "
+                f"{own}: pass one observation as reset and step return it."
+            )
+        return batch
 
     def acting_statistics(self, state: Any) -> Metrics:
         """What a person may want to know about the last decision made with this state."""
@@ -176,13 +191,13 @@ class Agent(ABC):
     def replay(self) -> RingReplay | OfflineReplay:
         """Created on first use; a dataset with the same `sample` may take its place."""
         if self._replay is None:
-            if self.for_acting:
-                raise ForethoughtError(
-                    "This agent was loaded for acting only, so it has no replay: load it with "
-                    "for_acting=False to train on."
-                )
+            self._refuse_if_acting("replay: load it with for_acting=False to train on")
             self._replay = self.make_replay()
         return self._replay
+
+    def _refuse_if_acting(self, what: str) -> None:
+        if self.for_acting:
+            raise ForethoughtError(f"This agent was loaded for acting only, so it has no {what}.")
 
     @replay.setter
     def replay(self, replay: RingReplay | OfflineReplay) -> None:
@@ -265,6 +280,7 @@ class Agent(ABC):
     def save(self, path: str | Path) -> None:
         """Write the whole agent, replay included, into a directory of its own, in the place of what
         `save` wrote there before; a directory that holds anything else is refused."""
+        self._refuse_if_acting("optimisers to save: load it with for_acting=False")
         path = Path(path)
         stands = files.standing(path)
         _refuse_other(stands)

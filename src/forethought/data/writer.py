@@ -75,7 +75,7 @@ def from_gym_steps(
 def check_out(path: Path) -> None:
     """Refuse a place where something is: a dataset never takes the place of another thing."""
     if path.is_symlink() or (path.exists() and not (path.is_dir() and not any(path.iterdir()))):
-        raise ConfigError(f"{path} exists already; choose a new folder (--out), or remove it.")
+        raise ConfigError(f"{path} exists already; choose a new folder, or remove it.")
 
 
 @contextlib.contextmanager

@@ -136,7 +136,8 @@ class TaskEnv(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         if terminated and not self._own.terminates:
             raise EnvFailure(
                 f"Environment {self.env_index} terminated at step {self._steps}, but declares that "
-                "it never does; set its attribute terminates to True."
+                "it never does; set its attribute terminates to True (tdmpc2, which learns when "
+                "episodes end, must then be trained anew)."
             )
         limit = self._own.max_episode_steps
         if limit is not None and self._steps >= limit and not terminated:

@@ -280,7 +280,9 @@ def _make(out: Path) -> Path:
         _refuse_run(out)
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()) and not _left_by_a_kill(out):
-            raise FileError(f"{out} is not empty, and not a run: choose another place (--out).")
+            raise FileError(
+                f"{out} is not empty, and not a run: choose another place (--out, or out=)."
+            )
     except OSError as error:
         raise _not_created(out, error) from error
     return out
@@ -289,8 +291,8 @@ def _make(out: Path) -> Path:
 def _refuse_run(path: Path) -> None:
     if (path / "run.json").exists():
         raise FileError(
-            f"{path} already holds a run: choose another place (--out), or continue it with "
-            "'forethought resume'."
+            f"{path} already holds a run: choose another place (--out, or out=), or continue it "
+            "with 'forethought resume'."
         )
 
 
@@ -337,7 +339,7 @@ def _make_default(agent: str, task: str, seed: int) -> Path:
                 return path
     except OSError as error:
         raise _not_created(folder / name, error) from error
-    raise FileError(f"{folder / name} could not be created: choose another place with --out.")
+    raise FileError(f"{folder / name} could not be created: choose another place (--out, or out=).")
 
 
 def _folder_name(task: str) -> str:
@@ -350,7 +352,7 @@ def _folder_name(task: str) -> str:
 
 def _not_created(path: Path, error: OSError) -> FileError:
     return FileError(
-        f"{path} could not be created ({error.strerror}): choose another place with --out."
+        f"{path} could not be created ({error.strerror}): choose another place (--out, or out=)."
     )
 
 
