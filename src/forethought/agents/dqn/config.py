@@ -377,7 +377,7 @@ class DQNConfig:
         check("grad_clip_norm", clip is None or clip > 0, "above 0")
         check("frames", self.frames is None or self.frames >= 1, "at least 1")
         if isinstance(self.munchausen, Munchausen):
-            rule = "off (--agent.no_double): Munchausen averages and chooses nothing"
+            rule = "off (--agent.no_double): Munchausen averages over actions, and chooses none"
             check("double", not self.double, rule)
             if isinstance(self.distribution, C51):
                 raise ConfigError(
