@@ -195,13 +195,13 @@ class Agent(ABC):
             self._replay = self.make_replay()
         return self._replay
 
-    def _refuse_if_acting(self, what: str) -> None:
-        if self.for_acting:
-            raise ForethoughtError(f"This agent was loaded for acting only, so it has no {what}.")
-
     @replay.setter
     def replay(self, replay: RingReplay | OfflineReplay) -> None:
         self._replay = replay
+
+    def _refuse_if_acting(self, what: str) -> None:
+        if self.for_acting:
+            raise ForethoughtError(f"This agent was loaded for acting only, so it has no {what}.")
 
     def check_new(self, steps: int) -> None:
         """Refuse what a new run of so many agent steps (offline: updates) should not begin with,

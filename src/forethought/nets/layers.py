@@ -91,7 +91,7 @@ def use_kernels(model: nn.Module, kernels: Kernels) -> None:
     """Let every part of the model that has kernels use these."""
     for module in model.modules():
         if hasattr(module, "kernels"):
-            module.kernels = kernels
+            module.kernels = kernels  # type: ignore[assignment]
 
 
 @contextmanager
