@@ -282,6 +282,8 @@ def test_loaded_for_acting_has_neither_replay_nor_optimisers(name: str, tmp_path
     np.testing.assert_array_equal(actor.act(np.ones(OBS)), agent.act(np.ones(OBS)))
     with pytest.raises(ForethoughtError, match="loaded for acting only"):
         _ = actor.replay
+    with pytest.raises(ForethoughtError, match="no optimisers to save"):
+        actor.save(tmp_path / "again")
 
 
 @BOTH
@@ -290,6 +292,8 @@ def test_an_observation_of_another_shape_is_refused_in_one_sentence(name: str) -
     for obs in (np.ones(OBS + 1), np.ones((1, OBS)), {"x": np.ones(OBS)}):
         with pytest.raises(ForethoughtError, match=rf"but those of stub have \({OBS},\): pass one"):
             agent.act(obs)
+    with pytest.raises(ForethoughtError, match="Something irregular was given, but obs"):
+        agent.act((np.ones(OBS), {}))  # what reset returns, info and all
     agent.act(np.ones(OBS))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from forethought.config import ConfigError
 from forethought.maths import TwoHot
 from forethought.nets import kernels as kernel_module
+from forethought.nets.cache import user_cache
 from forethought.nets.images import FrameLayout
 from forethought.nets.init import trunc_normal_linears, zero_last_weight
 from forethought.nets.kernels import Kernels, TorchKernels, _load, native_kernels
@@ -109,6 +112,43 @@ def test_bytes_of_frames_become_numbers(
         for c in range(channels):
             plane = frames[:, f, :, :, c] if last else frames[:, f, c]
             assert torch.equal(x[:, f * channels + c], plane.float() * (1 / 255))
+
+
+@pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize("last", [True, False])
+def test_frames_stay_as_they_are(kernels: Kernels, last: bool) -> None:
+    """Floats with the channels last have the type and order of a convolution already."""
+    frames = torch.rand(2, 1, 5, 6, 3) if last else torch.rand(2, 1, 3, 5, 6)
+    before = frames.clone()
+    kernels.images(frames, FrameLayout(5, 6, 3, last, 0.0, 1.0), None, 0, torch.float32)
+    assert torch.equal(frames, before)
+
+
+def test_a_large_low_end_costs_no_digits() -> None:
+    frames = (10_000 + torch.tensor([0.0, 0.125, 0.25])).view(1, 1, 1, 3, 1)
+    layout = FrameLayout(1, 3, 1, True, 10_000.0, 10_000.25, least=0.0)
+    x = TorchKernels().images(frames, layout, None, 0, torch.float32)
+    assert x.flatten().tolist() == [0.0, 0.5, 1.0]
+
+
+def test_a_model_with_kernels_can_be_copied() -> None:
+    for kernels in both_kernels():
+        assert type(copy.deepcopy(kernels)) is type(kernels)
+
+
+def test_without_a_home_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container of a user that has no name, for instance."""
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    kernels, why = _load.__wrapped__()
+    assert kernels is None
+    assert "no home directory: set XDG_CACHE_HOME" in why or "No C compiler" in why
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert user_cache() == Path("/somewhere/forethought")
 
 
 @pytest.mark.parametrize("kernels", both_kernels(), ids=lambda k: type(k).__name__)

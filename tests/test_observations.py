@@ -317,17 +317,6 @@ def test_every_part_learns(task: str) -> None:
         assert not torch.equal(new, before[name]), f"{name} did not move"
 
 
-@pytest.mark.parametrize("shape", [(12, 12, 3), (3, 12, 12)])
-def test_acting_leaves_the_observation_as_it_is(shape: tuple[int, ...]) -> None:
-    """Floats with the channels last have the network's type and order already."""
-    image = spaces.Box(0, 1, shape, np.float32)
-    agent = make_agent(spec=make_spec(observation_space=image))
-    obs = np.random.default_rng(0).random(shape, np.float32)
-    before = obs.copy()
-    agent.act(obs)
-    np.testing.assert_array_equal(obs, before)
-
-
 def test_grids_of_minatar_are_encoded() -> None:
     grid = spaces.Box(0, 1, (10, 10, 4), np.bool_)
     agent = make_agent(spec=make_spec(observation_space=grid))

@@ -7,6 +7,7 @@ the run's clock.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -38,6 +39,9 @@ Metrics = dict[str, float]
 log = logging.getLogger("forethought")
 SAVED = ("agent.json", "agent.safetensors", "replay.safetensors", files.MANIFEST)
 """What `Agent.save` writes."""
+
+
+AS_RETURNED = "pass one observation, as reset and step of make_env's environments return it"
 
 
 class Agent(ABC):
@@ -126,17 +130,26 @@ class Agent(ABC):
 
     def _alone(self, obs: Any) -> Any:
         """One observation as a batch of one; what has another shape than the task's is refused."""
-        batch = nested.stack([obs])
-        found = {path: np.shape(leaf)[1:] for path, leaf in nested.flatten(batch).items()}
-        leaves = Structure.of(self.spec.observation_space).leaves
-        wanted = {leaf.path: leaf.shape for leaf in leaves}
-        if found != wanted:
-            given, own = (shapes.get("", shapes) for shapes in (found, wanted))
+        own: Any = self._observation_shapes.get("", self._observation_shapes)
+        try:
+            batch = nested.stack([obs])
+        except ValueError as error:  # numpy's word for parts of unequal shapes
             raise ForethoughtError(
-                f"An observation of shape {given} was given, but those of {self.spec.task} have "
-                f"{own}: pass one observation as reset and step return it."
+                f"Something irregular was given, but observations of {self.spec.task} have the "
+                f"shape {own}: {AS_RETURNED}."
+            ) from error
+        found = {path: tuple(np.shape(leaf)[1:]) for path, leaf in nested.flatten(batch).items()}
+        if found != self._observation_shapes:
+            raise ForethoughtError(
+                f"An observation of shape {found.get('', found)} was given, but those of "
+                f"{self.spec.task} have {own}: {AS_RETURNED}."
             )
         return batch
+
+    @functools.cached_property
+    def _observation_shapes(self) -> dict[str, tuple[int, ...]]:
+        """By path; the path of an observation without parts is empty."""
+        return {leaf.path: leaf.shape for leaf in Structure.of(self.spec.observation_space).leaves}
 
     def acting_statistics(self, state: Any) -> Metrics:
         """What a person may want to know about the last decision made with this state."""

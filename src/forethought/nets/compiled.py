@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from forethought.maths import TwoHot
+from forethought.nets.cache import user_cache
 
 log = logging.getLogger("forethought")
 Backend = str | Callable[..., Any]
@@ -94,6 +96,11 @@ def cannot_compile(device: torch.device) -> str | None:
 
 
 def keep_compiled() -> Path:
-    """Where compiled code is kept: torch would put it into a folder that a restart empties."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forethought"
-    return Path(os.environ.setdefault(CACHE_VARIABLE, str(root / "torch-compile")))
+    """Where compiled code is kept: torch would put it into a folder that a restart empties, and
+    does so for a user without a home."""
+    if CACHE_VARIABLE not in os.environ:
+        try:
+            os.environ[CACHE_VARIABLE] = str(user_cache() / "torch-compile")
+        except OSError:
+            return Path(tempfile.gettempdir())
+    return Path(os.environ[CACHE_VARIABLE])

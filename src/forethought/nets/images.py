@@ -52,8 +52,11 @@ def prepared(
     # A CPU convolves in half the time when the channels lie together.
     order = torch.channels_last if x.is_cpu else torch.contiguous_format
     # A copy always: what has that type and order already would else be scaled in place.
-    x = x.to(dtype, memory_format=order, copy=True).mul_(layout.scale)
-    return x.add_(layout.bias) if layout.bias else x
+    x = x.to(dtype, memory_format=order, copy=True)
+    if layout.low:
+        x.sub_(layout.low)  # first: next to a large `low` the rest would be lost in rounding
+    x.mul_(layout.scale)
+    return x.add_(layout.least) if layout.least else x
 
 
 def shifted(x: Tensor, offset: Tensor, pad: int) -> Tensor:

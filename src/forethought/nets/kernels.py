@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forethought.maths import TwoHot
+from forethought.nets.cache import user_cache
 from forethought.nets.images import FrameLayout, prepared
 
 EPS = 1e-5  # LayerNorm's, also in kernels.c
@@ -147,6 +148,10 @@ class NativeKernels:
         self.library = library
         self.fallback = TorchKernels()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of a model, here or in another process, looks for the library again."""
+        return _loaded, ()
+
     def norm_mish(
         self,
         x: Tensor,
@@ -195,9 +200,11 @@ class NativeKernels:
     ) -> Tensor:
         whole = frames.stride()[2:] == frames[:1, :1].contiguous().stride()[2:]
         one_byte = frames.dtype in (torch.uint8, torch.bool)
-        if not (frames.is_cpu and one_byte and whole and dtype is torch.float32):
-            return self.fallback.images(frames, layout, offset, pad, dtype)
         (count, stack), shape = frames.shape[:2], (layout.height, layout.width)
+        # Where every value stays in its place, nothing is faster than the tensor operations.
+        stays = offset is None and stack == 1 and (layout.channels_last or layout.channels == 1)
+        if stays or not (frames.is_cpu and one_byte and whole and dtype is torch.float32):
+            return self.fallback.images(frames, layout, offset, pad, dtype)
         x = torch.empty((count, *shape, stack * layout.channels))
         offset = None if offset is None else offset.contiguous()
         self.library.images(
@@ -334,6 +341,10 @@ def native_kernels(device: torch.device) -> tuple[NativeKernels | None, str]:
     return _load()
 
 
+def _loaded() -> Kernels:
+    return _load()[0] or TorchKernels()
+
+
 @lru_cache(maxsize=1)
 def _load() -> tuple[NativeKernels | None, str]:
     """Built on first use."""
@@ -374,7 +385,7 @@ def _build(compiler: str) -> tuple[Path, bool]:
         flags += ["-mprefer-vector-width=512", "-mrecip"]
     processor = platform.processor() + platform.machine() + _cpu_flags()
     key = hashlib.sha256((source.read_text() + compiler + str(flags) + processor).encode())
-    root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "forethought"
+    root = user_cache()
     target = root / f"kernels-{key.hexdigest()[:16]}.so"
     if target.exists():
         return target, False

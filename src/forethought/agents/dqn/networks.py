@@ -66,8 +66,11 @@ def kernels_for(
         raise ConfigError(
             "agent.compile is kernels, which are for images, but the task shows none: leave it out."
         )
-    if mode == "off" or (mode == "auto" and (image is None or device.type != "cpu")):
+    if mode == "off" or image is None or (mode == "auto" and device.type != "cpu"):
         return None, ()
+    if image.low:  # a bias, which C rounds together with the product
+        told = f"Images whose values begin at {image.low:g} are scaled by tensor operations."
+        return None, () if mode == "auto" else (told,)
     kernels, note = native_kernels(device)
     return kernels, (note,) if kernels is not None or mode == "kernels" else ()
 
