@@ -12,7 +12,7 @@ import torch
 from forethought.agents.dqn.dead_units import dead_share
 from forethought.agents.dqn.networks import Pixels, network_for
 from forethought.config import ConfigError
-from forethought.nets.kernels import native_kernels
+from forethought.nets.kernels import TorchKernels, native_kernels
 from forethought.nets.noisy import draw_noise
 from forethought.spaces.images import image_of
 from tests.dqn import formula_reference as slow
@@ -159,28 +159,40 @@ def test_scaling_never_touches_the_batch(shape):
     assert torch.equal(network(x, None, None), once)
 
 
-@pytest.mark.parametrize("low", [0, 16])
-def test_compiled_or_not_the_values_are_the_same_bit_for_bit(low):
-    """agent.compile: runs with it and without it are equal, also where values begin above 0."""
-    space = gymnasium.spaces.Box(low, 255, (84, 84), np.uint8)
-    spec = dataclasses.replace(image_spec(), observation_space=space)
-    x = frames(3).clamp(min=low)
-    told = {"kernels": True, "auto": low == 0, "off": False}
-    if native_kernels(torch.device("cpu"))[0] is None:
-        told["auto"] = False  # without a compiler auto says nothing
+def test_compiled_or_not_the_values_are_the_same_bit_for_bit():
+    """agent.compile: runs with it and without it are equal, and both networks are as asked."""
+    native = type(native_kernels(torch.device("cpu"))[0] or TorchKernels())
     values = []
-    for mode, told_of in told.items():
-        agent = make_agent(options(**NATURE, compile=mode), spec=spec)
-        assert (len(agent.notes) > 1) == told_of
+    for mode, kind in {"kernels": native, "auto": native, "off": TorchKernels}.items():
+        agent = make_agent(options(**NATURE, compile=mode), spec=image_spec())
+        for network in (agent.online, agent.learner.target):
+            assert type(network.trunk.layers[0].kernels) is kind
+        # Without a compiler auto says nothing.
+        assert (len(agent.notes) > 1) == (mode == "kernels" or kind is not TorchKernels)
         with torch.no_grad():
-            values.append(agent.online(x, None, None))
+            values.append(agent.online(frames(3), None, None))
     assert torch.equal(values[0], values[2]) and torch.equal(values[1], values[2])
 
 
-def test_kernels_for_images_are_refused_where_there_are_none():
-    make_agent(options())  # auto does not mind
-    with pytest.raises(ConfigError, match=r"agent.compile is kernels, which are for images, but"):
-        make_agent(options(compile="kernels"))
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Box(-1, 1, (5,)),
+        gymnasium.spaces.Box(16, 255, (84, 84), np.uint8),
+        gymnasium.spaces.Box(0, 1, (10, 10, 4), np.bool_),
+        gymnasium.spaces.Box(0, 1, (3, 10, 10), np.float32),
+    ],
+    ids=["vector", "above 0", "nothing moves", "floats"],
+)
+def test_kernels_are_refused_where_they_would_not_be_used(space):
+    spec = dataclasses.replace(image_spec(), observation_space=space)
+    auto = {"network": {"kind": "auto"}}
+    agent = make_agent(options(**auto), spec=spec)  # auto does not mind
+    assert len(agent.notes) == 1
+    for layer in agent.online.trunk.layers:
+        assert isinstance(getattr(layer, "kernels", None), TorchKernels | None)
+    with pytest.raises(ConfigError, match=r"agent.compile is kernels, which scale stacks"):
+        make_agent(options(**auto, compile="kernels"), spec=spec)
 
 
 def test_channels_of_a_grid_stand_first_and_keep_their_cells():

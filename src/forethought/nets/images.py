@@ -37,6 +37,10 @@ class FrameLayout:
         """values * scale + bias lies in [least, least + 1]."""
         return self.least - self.low * self.scale
 
+    def moves(self, frames: int) -> bool:
+        """Whether the values of a stack of so many lie elsewhere when the channels lie together."""
+        return frames > 1 or (self.channels > 1 and not self.channels_last)
+
 
 def prepared(
     frames: Tensor, layout: FrameLayout, offset: Tensor | None, pad: int, dtype: torch.dtype

@@ -202,7 +202,7 @@ class NativeKernels:
         one_byte = frames.dtype in (torch.uint8, torch.bool)
         (count, stack), shape = frames.shape[:2], (layout.height, layout.width)
         # Where every value stays in its place, nothing is faster than the tensor operations.
-        stays = offset is None and stack == 1 and (layout.channels_last or layout.channels == 1)
+        stays = offset is None and not layout.moves(stack)
         if stays or not (frames.is_cpu and one_byte and whole and dtype is torch.float32):
             return self.fallback.images(frames, layout, offset, pad, dtype)
         x = torch.empty((count, *shape, stack * layout.channels))

@@ -91,7 +91,7 @@ class DQN(Agent):
         self.is_vector = image is None
         self.stack = {"obs": frames} if frames > 1 else {}
 
-        kernels, notes = kernels_for(config, image, device)
+        kernels, notes = kernels_for(config, spec, image, frames, device)
 
         def build() -> QNetwork:
             # Weights are drawn where every machine draws the same, then moved.

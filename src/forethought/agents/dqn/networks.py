@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,8 +46,7 @@ class Pixels(nn.Module):
     def __init__(self, image: Image, frames: int) -> None:
         super().__init__()
         self.frames = frames
-        shape = image.height, image.width, image.channels
-        self.layout = FrameLayout(*shape, image.channels_last, image.low, image.high, least=0.0)
+        self.layout = layout_of(image)
         self.kernels: Kernels = TorchKernels()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,20 +57,31 @@ class Pixels(nn.Module):
         return self.kernels.images(x, self.layout, None, 0, torch.get_default_dtype())
 
 
+def layout_of(image: Image) -> FrameLayout:
+    """How a frame lies, with its values scaled to [0, 1]."""
+    shape = image.height, image.width, image.channels
+    return FrameLayout(*shape, image.channels_last, image.low, image.high, least=0.0)
+
+
 def kernels_for(
-    config: DQNConfig, image: Image | None, device: torch.device
+    config: DQNConfig, spec: EnvSpec, image: Image | None, frames: int, device: torch.device
 ) -> tuple[Kernels | None, tuple[str, ...]]:
     """What makes numbers of an image's bytes (None: tensor operations), and what to say of it."""
-    mode = config.compile
-    if image is None and mode == "kernels":
+    mode, space = config.compile, spec.observation_space
+    # Where images begin above 0 there is a bias, which C rounds together with the product.
+    of_use = (
+        image is not None
+        and space.dtype in (np.uint8, np.bool_)
+        and image.low == 0
+        and layout_of(image).moves(frames)
+    )
+    if mode == "kernels" and not of_use:
         raise ConfigError(
-            "agent.compile is kernels, which are for images, but the task shows none: leave it out."
+            "agent.compile is kernels, which scale stacks of images of bytes that begin at 0, but "
+            f"{spec.task} shows {space}, {frames} at a time: leave it out."
         )
-    if mode == "off" or image is None or (mode == "auto" and device.type != "cpu"):
+    if mode == "off" or not of_use or (mode == "auto" and device.type != "cpu"):
         return None, ()
-    if image.low:  # a bias, which C rounds together with the product
-        told = f"Images whose values begin at {image.low:g} are scaled by tensor operations."
-        return None, () if mode == "auto" else (told,)
     kernels, note = native_kernels(device)
     return kernels, (note,) if kernels is not None or mode == "kernels" else ()
 
