@@ -225,6 +225,10 @@ def test_kernels_are_compared_with_torch_and_a_missing_compiler_is_named(monkeyp
     monkeypatch.setattr(kernels, "native_kernels", lambda device: (None, "No C compiler."))
     found = find(doctor._kernels, "C kernels")
     assert not found.ok and "apt-get install gcc" in found.advice
+    homeless = "The C kernels could not be built (the user has no home directory)."
+    monkeypatch.setattr(kernels, "native_kernels", lambda device: (None, homeless))
+    found = find(doctor._kernels, "C kernels")
+    assert not found.ok and "compiler" not in found.advice
 
 
 def test_a_full_disk_and_a_folder_that_cannot_be_written_are_found(monkeypatch):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from forethought.config import ConfigError
 from forethought.maths import TwoHot
 from forethought.nets import kernels as kernel_module
 from forethought.nets.cache import user_cache
+from forethought.nets.compiled import CACHE_VARIABLE, keep_compiled
 from forethought.nets.images import FrameLayout
 from forethought.nets.init import trunc_normal_linears, zero_last_weight
 from forethought.nets.kernels import Kernels, TorchKernels, _load, native_kernels
@@ -147,6 +150,8 @@ def test_without_a_home_nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> Non
     kernels, why = _load.__wrapped__()
     assert kernels is None
     assert "no home directory: set XDG_CACHE_HOME" in why or "No C compiler" in why
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    assert keep_compiled() == Path(tempfile.gettempdir()) and CACHE_VARIABLE not in os.environ
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert user_cache() == Path("/somewhere/forethought")
 

@@ -258,8 +258,10 @@ def _kernels() -> Iterator[Finding]:
     from forethought.nets.kernels import TorchKernels, native_kernels
 
     native, sentence = native_kernels(torch.device("cpu"))
-    advice = "install a C compiler (apt-get install gcc), else planning is slower"
     if native is None:
+        missing = sentence.startswith("No C compiler")
+        mend = "install a C compiler (apt-get install gcc)" if missing else "mend that"
+        advice = f"{mend}, else planning is slower"
         yield Finding("C kernels", False, sentence.rstrip("."), advice)
         return
     x, weight, bias = torch.linspace(-3, 3, 64).reshape(2, 32), torch.ones(32), torch.zeros(32)

@@ -41,7 +41,9 @@ SAVED = ("agent.json", "agent.safetensors", "replay.safetensors", files.MANIFEST
 """What `Agent.save` writes."""
 
 
-AS_RETURNED = "pass one observation, as reset and step of make_env's environments return it"
+AS_RETURNED = (
+    "pass the observation of one environment, such as obs[0] of what make_env's environments return"
+)
 
 
 class Agent(ABC):

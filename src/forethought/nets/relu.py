@@ -157,8 +157,8 @@ class MLPEnsemble(_Layers):
         in the last `slopes` inputs [B, slopes].
 
         Only the member that gave it has a slope there, so the way back takes the rows of each
-        member apart: of two critics that is half of the products. A later `trace` or `least`
-        overwrites what this one needs no more.
+        member apart: of two critics that is half of the products. It takes
+        the room of an earlier `trace`, which must have been learned from by then.
         """
         *hidden, (weight, bias) = self._first(count)
         members = len(weight)
