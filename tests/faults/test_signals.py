@@ -20,6 +20,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from forethought import files
+from forethought.config import ConfigError
 from forethought.tracking import RunDirectory, console
 from forethought.training import loop, signals
 from forethought.training.collect import Collector
@@ -117,6 +118,29 @@ def test_case_18_a_signal_while_a_run_is_built_leaves_no_trace(
     assert ended.value.code == code
     words = f"\n{name}: stopped before the run began; nothing was written\n"
     assert capfd.readouterr().err == words
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("signalled", [True, False])
+def test_case_18_a_signal_that_an_import_makes_another_error_of_is_a_signal_still(
+    tmp_path, monkeypatch, capfd, signalled
+):
+    """As MuJoCo's modules do, whose initialisation is C++. A failed import alone is no signal."""
+
+    def build(**kwargs):
+        try:
+            if signalled:
+                send("SIGINT")
+        except BaseException as error:
+            raise ImportError("initialization failed") from error
+        raise ImportError("initialization failed")
+
+    spec = EnvSpec("stub/Importing-v0", build, max_episode_steps=30)
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)
+    with pytest.raises(Interrupted if signalled else ConfigError):
+        train_run(stub_run("gym:stub/Importing-v0"), tmp_path / "run")
+    words = "\nSIGINT: stopped before the run began; nothing was written\n"
+    assert capfd.readouterr().err == (words if signalled else "")
     assert not (tmp_path / "run").exists()
 
 

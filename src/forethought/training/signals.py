@@ -14,6 +14,7 @@ What the first one does depends on what there is to lose:
 
 An exception that a handler raises is lost where Python code was called by C code that knows no
 exceptions (MuJoCo's warnings, `__del__`). Such a loss is noticed, and the exception raised again.
+C code that is being imported makes an ImportError of it: what came of `Interrupted` is that still.
 """
 
 from __future__ import annotations
@@ -130,6 +131,10 @@ class Stop:
         self._previous.clear()
         self._over.set()
         self._signalled.set()
+        if self._last_words is not None and isinstance(error, Exception):
+            for origin in _origins(error):
+                if isinstance(origin, Interrupted):
+                    raise origin
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -180,6 +185,14 @@ class Stop:
             self._armed = not self._settled
         else:
             self._previous_hook(lost)
+
+
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    """What an error came of, the latest first."""
+    origin = error.__cause__ or error.__context__
+    while origin is not None:
+        yield origin
+        origin = origin.__cause__ or origin.__context__
 
 
 def _say(text: str) -> None:
