@@ -22,6 +22,7 @@ help:  ## show this
 setup: $(STAMP)  ## make .venv with all extras and tools (once)
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Installing everything into .venv (a few minutes) ..."
 	$(PY) -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(call ANEW,$(VENV)) $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
 	touch $@

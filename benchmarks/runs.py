@@ -41,7 +41,7 @@ def at_once(jobs: int, learn: Callable[[Work], Found], work: Sequence[Work]) -> 
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one is for the runs, which have it
         # Said before the runs under way, which save now, have ended.
-        print("Interrupted: saving. The same command resumes what was under way.", flush=True)
+        print("Interrupted. The same command goes on where this one stops.", flush=True)
         raise SystemExit(130) from None
     finally:
         stop.set()

@@ -64,5 +64,5 @@ def test_ctrl_c_ends_in_a_sentence(times):
         if times == 2:  # while the run saves
             process.send_signal(signal.SIGINT)
         told, wrong = process.communicate(timeout=30)
-    assert said == "Interrupted: saving. The same command resumes what was under way.\n"
+    assert said == "Interrupted. The same command goes on where this one stops.\n"
     assert (process.returncode, told, wrong) == (130, "", "")
