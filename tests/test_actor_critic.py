@@ -290,7 +290,7 @@ def test_loaded_for_acting_has_neither_replay_nor_optimisers(name: str, tmp_path
 def test_an_observation_of_another_shape_is_refused_in_one_sentence(name: str) -> None:
     agent = make_agent(name)
     for obs in (np.ones(OBS + 1), np.ones((1, OBS)), {"x": np.ones(OBS)}):
-        told = rf"but those of stub have \({OBS},\): pass the observation of one environment, such"
+        told = rf"but those of stub have \({OBS},\): pass the observation of one environment;"
         with pytest.raises(ForethoughtError, match=told):
             agent.act(obs)
     with pytest.raises(ForethoughtError, match="Something irregular was given, but obs"):

@@ -159,18 +159,20 @@ def test_scaling_never_touches_the_batch(shape):
     assert torch.equal(network(x, None, None), once)
 
 
-def test_compiled_or_not_the_values_are_the_same_bit_for_bit():
+@pytest.mark.parametrize(("shape", "stack"), [((84, 84), 4), ((3, 84, 84), 1)])
+def test_compiled_or_not_the_values_are_the_same_bit_for_bit(shape, stack):
     """agent.compile: runs with it and without it are equal, and both networks are as asked."""
+    x = frames(3, (stack, *shape) if stack > 1 else shape)
     native = type(native_kernels(torch.device("cpu"))[0] or TorchKernels())
     values = []
     for mode, kind in {"kernels": native, "auto": native, "off": TorchKernels}.items():
-        agent = make_agent(options(**NATURE, compile=mode), spec=image_spec())
+        agent = make_agent(options(**NATURE, frames=stack, compile=mode), spec=image_spec(shape))
         for network in (agent.online, agent.learner.target):
             assert type(network.trunk.layers[0].kernels) is kind
         # Without a compiler auto says nothing.
         assert (len(agent.notes) > 1) == (mode == "kernels" or kind is not TorchKernels)
         with torch.no_grad():
-            values.append(agent.online(frames(3), None, None))
+            values.append(agent.online(x, None, None))
     assert torch.equal(values[0], values[2]) and torch.equal(values[1], values[2])
 
 

@@ -21,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from forethought import files
 from forethought.config import ConfigError
+from forethought.files import FileError
 from forethought.tracking import RunDirectory, console
 from forethought.training import loop, signals
 from forethought.training.collect import Collector
@@ -119,6 +120,21 @@ def test_case_18_a_signal_while_a_run_is_built_leaves_no_trace(
     words = f"\n{name}: stopped before the run began; nothing was written\n"
     assert capfd.readouterr().err == words
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("again", [ImportError, FileError])
+@pytest.mark.parametrize("last_words", ["nothing was written", None])
+def test_case_18_only_imports_before_a_run_begins_are_taken_for_their_signal(last_words, again):
+    """Also of an error that is its own cause; what goes wrong in tidying up is told."""
+    wanted = Interrupted if last_words and again is ImportError else again
+    with pytest.raises(wanted), Stop(last_words):
+        try:
+            raise Interrupted("SIGINT")
+        finally:
+            raise again("of the signal, without saying so")
+    error = FileError("its own cause")
+    with pytest.raises(FileError), Stop(last_words):
+        raise error from error
 
 
 @pytest.mark.parametrize("signalled", [True, False])

@@ -42,7 +42,7 @@ SAVED = ("agent.json", "agent.safetensors", "replay.safetensors", files.MANIFEST
 
 
 AS_RETURNED = (
-    "pass the observation of one environment, such as obs[0] of what make_env's environments return"
+    "pass the observation of one environment; reset and step of make_env's return a batch of them"
 )
 
 

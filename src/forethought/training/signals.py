@@ -14,7 +14,7 @@ What the first one does depends on what there is to lose:
 
 An exception that a handler raises is lost where Python code was called by C code that knows no
 exceptions (MuJoCo's warnings, `__del__`). Such a loss is noticed, and the exception raised again.
-C code that is being imported makes an ImportError of it: what came of `Interrupted` is that still.
+C code that is being imported makes an ImportError of it, which before a run begins is undone.
 """
 
 from __future__ import annotations
@@ -131,10 +131,9 @@ class Stop:
         self._previous.clear()
         self._over.set()
         self._signalled.set()
-        if self._last_words is not None and isinstance(error, Exception):
-            for origin in _origins(error):
-                if isinstance(origin, Interrupted):
-                    raise origin
+        disguised = None if self._last_words is None else _disguised(error)
+        if disguised is not None:
+            raise disguised
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
@@ -187,12 +186,16 @@ class Stop:
             self._previous_hook(lost)
 
 
-def _origins(error: BaseException) -> Iterator[BaseException]:
-    """What an error came of, the latest first."""
-    origin = error.__cause__ or error.__context__
-    while origin is not None:
-        yield origin
-        origin = origin.__cause__ or origin.__context__
+def _disguised(error: BaseException | None) -> Interrupted | None:
+    """The `Interrupted` of which an import has made the error, or one that the error came of."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))  # an error may be its own cause
+        origin = error.__cause__ or error.__context__
+        if isinstance(error, ImportError) and isinstance(origin, Interrupted):
+            return origin
+        error = origin
+    return None
 
 
 def _say(text: str) -> None:
