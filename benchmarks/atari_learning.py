@@ -18,7 +18,7 @@ from dqn_learning import draw
 from forethought.report.published import published
 from learning_kinds import outcome, summary
 from results import ROOT, carry_out, write
-from runs import at_once, train_or_resume
+from runs import at_once, is_trial, train_or_resume
 
 STEPS = 200_000
 PRESET = "dqn_modern"
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="fewer are a trial")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    trial = is_trial(parser, options)
     runs = at_once(options.jobs, lambda seed: learn(seed, options), options.seeds)
     found = summary(runs, None)
     print(
@@ -59,12 +59,11 @@ def main() -> None:
         beside = {"label": other.label, "source": other.source, "env_frames": frames}
         beside["return_mean"] = score
         print(f"{other.label} at {frames:,} frames: {score:.1f} ({other.source})")
-    trial = options.steps != STEPS
-    folder = options.out if trial else ROOT / "docs" / "pictures"
-    draw({PRESET: found}, options.task, folder / "atari_learning.png")
     if not trial:
         about = {"task": options.task, "preset": PRESET, "agent_steps": STEPS}
         print(f"written: {write('atari_learning', {**about, 'published': beside, **found})}")
+    folder = options.out if trial else ROOT / "docs" / "pictures"
+    draw({PRESET: found}, options.task, folder / "atari_learning.png", beside)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 from learning_kinds import outcome, summary
 from results import ROOT, carry_out, write
-from runs import at_once, train_or_resume
+from runs import at_once, is_trial, train_or_resume
 
 TASK = "minatar:breakout"
 AIM = 6.0
@@ -36,8 +36,14 @@ def learn(member: str, seed: int, options: argparse.Namespace) -> dict[str, Any]
     return outcome(run, seed, options.episodes)
 
 
-def draw(members: dict[str, dict[str, Any]], title: str, path: Path) -> None:
-    """The evaluations of every run, a colour for each member, and random play as a line."""
+def draw(
+    members: dict[str, dict[str, Any]],
+    title: str,
+    path: Path,
+    published: dict[str, Any] | None = None,
+) -> None:
+    """The evaluations of every run, a colour for each member; at their end the mean of the last
+    checkpoints with its interval over seeds; random play as a line, a published point as a star."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -45,9 +51,16 @@ def draw(members: dict[str, dict[str, Any]], title: str, path: Path) -> None:
     for place, (name, found) in enumerate(members.items()):
         for number, run in enumerate(found["runs"]):
             x, y = zip(*run["curve"], strict=True)
-            axes.plot(x, y, color=f"C{place}", alpha=0.8, label=None if number else name)
+            axes.plot(x, y, color=f"C{place}", alpha=0.6, label=None if number else name)
+        ends = max(run["curve"][-1][0] for run in found["runs"]) * (1.02 + 0.02 * place)
+        mean, interval = found["return_mean"], found["interval_over_seeds"]
+        bars = None if interval is None else [[mean - interval[0]], [interval[1] - mean]]
+        axes.errorbar([ends], [mean], yerr=bars, color=f"C{place}", marker="o", capsize=3)
     random = next(iter(members.values()))["random_return_mean"]
     axes.axhline(random, color="gray", linestyle=":", label="random play")
+    if published:
+        at, label = published["env_frames"], f"{published['label']} at {published['env_frames']:,}"
+        axes.plot([at], [published["return_mean"]], "k*", markersize=11, label=label)
     axes.set(title=title, xlabel="environment frames", ylabel="return of evaluations")
     axes.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +76,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="decisions, instead of the preset's; a trial")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    trial = is_trial(parser, options)
     # Seed by seed, so that a benchmark cut short has something of every member.
     work = [(seed, member) for seed in options.seeds for member in options.members]
     outcomes = at_once(options.jobs, lambda pair: learn(pair[1], pair[0], options), work)
@@ -76,15 +89,15 @@ def main() -> None:
             f"{member}: {facts['return_mean']:.1f} {facts['interval_over_seeds']}, random play "
             f"{facts['random_return_mean']:.1f} {facts['random_interval']}, aim {AIM}"
         )
-    result: dict[str, Any] = {"task": TASK, "members": found}
+    result: dict[str, Any] = {"task": TASK, "episodes": options.episodes, "members": found}
     if {"plain", "modern"} <= found.keys():
         plain, modern = (found[name]["return_mean"] for name in ("plain", "modern"))
         result["modern_at_least_plain"] = modern >= plain
         print(f"modern at least plain: {'yes' if modern >= plain else 'no'}")
-    folder = options.out if options.steps else ROOT / "docs" / "pictures"
-    draw(found, TASK, folder / "dqn_learning.png")
-    if not options.steps:
+    if not trial:
         print(f"written: {write('dqn_learning', result)}")
+    folder = options.out if trial else ROOT / "docs" / "pictures"
+    draw(found, TASK, folder / "dqn_learning.png")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import hashlib
 import json
 import math
 import os
@@ -46,6 +48,29 @@ def at_once(jobs: int, learn: Callable[[Work], Found], work: Sequence[Work]) -> 
     finally:
         stop.set()
         pool.shutdown()
+
+
+def is_trial(parser: argparse.ArgumentParser, options: argparse.Namespace, *free: str) -> bool:
+    """Whether what decides the result differs from the script's own values, `free` names apart.
+
+    Then the runs go to a folder of their own, where no later benchmark takes them for its own, and
+    the result is not published.
+    """
+    same = {"out", "jobs", *free}
+    changed = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in same and value != parser.get_default(name)
+    }
+    if changed:
+        told = "-".join(f"{name}={value}" for name, value in sorted(changed.items()))
+        options.out = options.out / f"trial-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+        print(
+            f"A trial, for these are not the benchmark's: {changed}. It is not published, its "
+            f"runs are in {options.out}."
+        )
+    options.out.mkdir(parents=True, exist_ok=True)
+    return bool(changed)
 
 
 def forethought(*arguments: str, log: Path | None = None) -> str:
@@ -101,9 +126,11 @@ def interval_over_seeds(values: Sequence[float]) -> list[float] | None:
 
 
 def curve(run: Path) -> list[list[float]]:
-    """[env_frames, mean return] of every evaluation during training."""
+    """[env_frames, mean return] of every evaluation during training; offline, where there are no
+    frames, [updates, mean return]."""
     rows, _ = read_rows(run / "eval.csv")
-    return [[float(row["env_frames"]), float(row["return_mean"])] for row in rows]
+    unit = "updates" if RunDirectory.open(run).config()["offline"]["data"] else "env_frames"
+    return [[float(row[unit]), float(row["return_mean"])] for row in rows]
 
 
 def minutes_of_training(run: Path) -> float:

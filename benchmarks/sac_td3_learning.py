@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,11 @@ import numpy as np
 
 from forethought import presets
 from forethought.agents.registry import config_class
-from forethought.config import RunConfig, build_run_config
+from forethought.config import RunConfig, build_run_config, to_dict
 from forethought.report.statistics import Estimate, estimate, mean
 from forethought.tracking import RunDirectory
 from results import ROOT, carry_out, write
-from runs import at_once, curve, evaluated, train_or_resume
+from runs import at_once, curve, evaluated, is_trial, train_or_resume
 
 STEPS = {"gym:Pendulum-v1": 10_000, "gym:HalfCheetah-v5": 50_000}
 SEED_STEPS = {"gym:Pendulum-v1": 1_000, "gym:HalfCheetah-v5": 10_000}
@@ -86,6 +87,9 @@ def theirs(
     file = options.out / f"{name}.json"
     steps = options.steps or STEPS[task]
     about = {"agent": agent, "task": task, "seed": seed, "steps": steps, "seeds": seeds}
+    # What it was made with: a changed preset or another version makes it again.
+    about["settings"] = json.loads(json.dumps(to_dict(settings(agent, task, steps))))
+    about["stable_baselines3"] = version("stable-baselines3")
     if not file.exists() or json.loads(file.read_text())["about"] != about:
         asked = options.out / f"{name}.asked.json"
         asked.write_text(json.dumps(about))
@@ -192,7 +196,8 @@ def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def draw(tasks: dict[str, dict[str, Any]], path: Path) -> None:
-    """One panel per task and agent: curves of all seeds, random play as a line."""
+    """One panel per task and agent: curves of all seeds, behind them the mean of the last
+    evaluations with its interval, random play as a line."""
     from matplotlib.figure import Figure
 
     panels = [(task, agent) for task, found in tasks.items() for agent in found["agents"]]
@@ -204,7 +209,12 @@ def draw(tasks: dict[str, dict[str, Any]], path: Path) -> None:
             for number, run in enumerate(found["agents"][agent][side]["runs"]):
                 label = {"ours": "forethought", "sb3": "Stable-Baselines3"}[side]
                 x, y = zip(*run["curve"], strict=True)
-                axes.plot(x, y, color=colour, alpha=0.8, label=None if number else label)
+                axes.plot(x, y, color=colour, alpha=0.6, label=None if number else label)
+            whole = found["agents"][agent][side]
+            mean, (low, high) = whole["return_mean"], whole["interval_95"]
+            bars = None if low is None else [[mean - low], [high - mean]]
+            ends = found["agent_steps"] * (1.02 if side == "ours" else 1.05)
+            axes.errorbar([ends], [mean], yerr=bars, color=colour, marker="o", capsize=3)
         axes.axhline(found["random_return_mean"], color="gray", linestyle=":", label="random play")
         axes.set_title(f"{agent}, {task}")
         axes.set_xlabel("agent steps")
@@ -233,7 +243,7 @@ def main() -> None:
         unfinished.write_text(whole)
         unfinished.rename(options.write)
         return
-    options.out.mkdir(parents=True, exist_ok=True)
+    trial = is_trial(parser, options)
     # Seed by seed, so that a benchmark cut short has something of everything.
     work = [
         (agent, task, seed)
@@ -265,12 +275,11 @@ def main() -> None:
         steps = options.steps or STEPS[task]
         tasks[task] = {"agent_steps": steps, "random_return_mean": random, "agents": agents}
         print(f"{task} random play: {random:.1f}")
-    trial = options.steps is not None
+    if not trial:
+        about = {"stable_baselines3": version("stable-baselines3"), "episodes": options.episodes}
+        print(f"written: {write('sac_td3_learning', {**about, 'tasks': tasks})}")
     folder = options.out if trial else ROOT / "docs" / "pictures"
     draw(tasks, folder / "sac_td3_learning.png")
-    if not trial:
-        result = {"episodes": options.episodes, "tasks": tasks}
-        print(f"written: {write('sac_td3_learning', result)}")
 
 
 if __name__ == "__main__":

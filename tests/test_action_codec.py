@@ -86,6 +86,14 @@ def test_each_factor_has_its_one_hot_and_not_to_matter_is_a_place_of_its_own() -
     [
         (lambda: ActionCodec(spaces.MultiDiscrete([100] * 3)), "has 1,000,000 tuples of choices"),
         (lambda: ActionCodec(SPACE, TABLE + TABLE[:1]), "Two rows of distinct_actions"),
+        (
+            lambda: ActionCodec(spaces.MultiDiscrete([2, 2]), ((0, -1), (0, 1), (1, 0))),
+            "Two rows of distinct_actions",
+        ),
+        (
+            lambda: ActionCodec(spaces.MultiDiscrete([2, 2]), ((0, -1), (-1, 1))),
+            "Two rows of distinct_actions",
+        ),
         (lambda: ActionCodec(SPACE, ((0, 0),)), r"has shape \(1, 2\), but must have a row"),
         (lambda: ActionCodec(SPACE, ((0, 2, 0),)), "Row 0 of distinct_actions has 2 for what"),
         (lambda: table_of(SPACE, {"who": [0]}), "has columns for who, but the action has"),

@@ -1,9 +1,11 @@
 """Runs of a benchmark, several at a time: what ends one of them ends them all."""
 
+import argparse
 import signal
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,61 @@ def test_no_run_begins_after_one_was_stopped(at_once):
     with pytest.raises(SystemExit, match="run 1 was stopped"):
         at_once(2, learn, [1, 2, 3, 4, 5])
     assert sorted(begun) == [1, 2]
+
+
+@pytest.mark.parametrize(("data", "unit"), [(None, "env_frames"), ("recorded", "updates")])
+def test_a_curve_goes_over_frames_and_offline_over_updates(monkeypatch, tmp_path, data, unit):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import runs
+
+    (tmp_path / "eval.csv").write_text(
+        "agent_steps,env_frames,updates,episodes,wall_s,return_mean\n0,0,100,0,1.0,7.5\n"
+    )
+    about = types.SimpleNamespace(config=lambda: {"offline": {"data": data}})
+    monkeypatch.setattr(runs.RunDirectory, "open", lambda run: about)
+    assert runs.curve(tmp_path) == [[{"env_frames": 0.0, "updates": 100.0}[unit], 7.5]]
+
+
+def parsed(words):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    return parser, parser.parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "trial"), [([], False), (["--jobs", "1"], False), (["--seeds", "1"], True)]
+)
+def test_a_trial_has_a_folder_of_its_own(monkeypatch, tmp_path, words, trial):
+    """So a trial's runs are never taken for the benchmark's, which resumes what it finds."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import runs
+
+    parser, options = parsed(["--out", str(tmp_path), *words])
+    assert runs.is_trial(parser, options) == trial
+    assert (options.out.parent == tmp_path) == trial and options.out.is_dir()
+
+
+def test_a_picture_has_intervals_and_the_published_point(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from matplotlib.axes import Axes
+
+    from dqn_learning import draw
+
+    drawn = []
+    for name in ("errorbar", "plot"):
+        own = getattr(Axes, name)
+        monkeypatch.setattr(
+            Axes, name, lambda axes, *a, own=own, **k: (drawn.append((a, k)), own(axes, *a, **k))[1]
+        )
+    run = {"curve": [[0.0, 1.0], [10.0, 3.0]]}
+    found = {"runs": [run, run], "return_mean": 3.0, "interval_over_seeds": [1.0, 5.0]}
+    point = {"env_frames": 12, "return_mean": 2.5, "label": "published"}
+    draw({"plain": found | {"random_return_mean": 0.5}}, "a task", tmp_path / "x.png", point)
+    assert (tmp_path / "x.png").stat().st_size > 1000
+    assert any(k.get("yerr") == [[2.0], [2.0]] for _, k in drawn)
+    assert any(a[:2] == ([12], [2.5]) for a, _ in drawn)
 
 
 @pytest.mark.parametrize("times", [1, 2])

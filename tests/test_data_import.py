@@ -78,6 +78,10 @@ def test_only_some_tasks_are_imported_when_asked(tmp_path):
     dataset = import_tdmpc2(path, tmp_path / "out", tasks=NAMES, only=NAMES[1:])
     assert [task.name for task in dataset.tasks] == NAMES[1:] and dataset.rows == 6
     assert {leaf.path: leaf.shape for leaf in dataset.leaves}["obs"] == (2,)
+    with pytest.raises(
+        ConfigError, match=r"episodes of dmc:walker-wlak in .* mean dmc:walker-walk"
+    ):
+        import_tdmpc2(path, tmp_path / "none", tasks=NAMES, only=["dmc:walker-wlak"])
     with pytest.raises(ConfigError, match="There are no episodes of dmc:fish-swim"):
         import_tdmpc2(path, tmp_path / "other", tasks=NAMES, only=["dmc:fish-swim"])
 
@@ -130,6 +134,32 @@ def test_a_chunk_with_a_fault_is_refused_and_nothing_written(tmp_path, columns, 
     with pytest.raises((DatasetError, ConfigError), match=said):
         import_tdmpc2(path, tmp_path / "out", tasks=NAMES)
     assert [x.name for x in tmp_path.iterdir()] == ["chunk.pt"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.to(torch.bfloat16),
+        lambda x: x.to(torch.float8_e4m3fn),
+        lambda x: x.to_sparse(),
+        lambda x: x * 1j,
+        lambda x: torch.empty_like(x, device="meta"),
+        lambda x: torch.zeros(1).expand(x.shape),
+    ],
+    ids=["bf16", "fp8", "sparse", "complex", "without content", "a promise"],
+)
+def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path, change):
+    columns = {name: torch.from_numpy(x) for name, x in chunk_columns([0, 1]).items()}
+    columns["reward"] = change(columns["reward"])
+    torch.save(columns, tmp_path / "chunk.pt")
+    with pytest.raises(DatasetError, match=r"reward of type .* no plain tensor of numbers"):
+        load_chunk(tmp_path / "chunk.pt")
+
+
+def test_a_task_that_is_named_twice_is_refused(tmp_path):
+    path = write_chunk(tmp_path / "chunk.pt", chunk_columns([0, 1]))
+    with pytest.raises(ConfigError, match="The task dmc:walker-walk is named twice"):
+        import_tdmpc2(path, tmp_path / "out", tasks=[NAMES[0], NAMES[0]])
 
 
 def test_unknown_sets_must_be_named(tmp_path):

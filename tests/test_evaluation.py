@@ -143,6 +143,12 @@ def test_an_evaluation_that_fails_everywhere_raises():
         run_episodes(Still(), faulty("raise", None), [1])
 
 
+@pytest.mark.parametrize("episodes", [0, -1, 1.5])
+def test_a_number_of_episodes_that_cannot_be_played_is_named(episodes):
+    with pytest.raises(ConfigError, match=rf"episodes is {episodes}, but must be a whole number"):
+        evaluate_target("gym:Pendulum-v1", episodes=episodes)
+
+
 def test_programming_errors_are_not_counted_as_failed_episodes():
     class Broken(Still):
         def act(self, obs, state, first, infos):

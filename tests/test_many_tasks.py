@@ -22,13 +22,19 @@ from forethought.config import (
     TransitionReplayConfig,
 )
 from forethought.envs import EnvError, check_task, make_env, make_single, multi, spec_of
-from forethought.envs.episodes import Episode, Played, legal_random, run_episodes
+from forethought.envs.episodes import (
+    Episode,
+    EvaluationError,
+    Played,
+    legal_random,
+    run_episodes,
+)
 from forethought.envs.vector import batch_infos, infos_of_each
 from forethought.replay import Replay
 from forethought.seeding import Streams
 from forethought.training import watch
 from forethought.training.build import load_agent
-from forethought.training.evaluate import EvalResult, RandomPolicy
+from forethought.training.evaluate import EvalResult, RandomPolicy, check_every_task
 from tests.tdmpc2_agents import CONFIG, FAST, TINY, make_agent
 
 PAIR = "multi:dmc:cartpole-swingup,dmc:reacher-easy"
@@ -340,6 +346,17 @@ def test_tasks_count_equally_when_episodes_failed():
     a, b = "dmc:walker-walk", "dmc:cheetah-run"
     result = EvalResult.of(played((a, 900.0, None), (b, 0.0, None), (a, 900.0, None)), PAIR, "x")
     assert result.mean == 450.0
+
+
+def test_a_task_of_which_no_episode_could_be_played_leaves_no_mean():
+    """Else the mean of the others would pass for that of all, and for the best."""
+    a, b = multi.members(PAIR)
+    spec = spec_of(PAIR)
+    check_every_task(played((a, 900.0, None), (b, 0.0, None)), spec)
+    only = played((a, 900.0, None), (a, 900.0, None))
+    only.failures.append("the engine of it broke")
+    with pytest.raises(EvaluationError, match=f"{b} could be played.* the engine of it broke"):
+        check_every_task(only, spec)
 
 
 def test_success_is_the_scale_of_tasks_that_report_it_and_others_have_none():

@@ -307,10 +307,12 @@ CHANGES: dict[str, tuple[Any, str]] = {
     ),
     "axes": (lambda s: s | {"_pi.0.bias": torch.tensor(1.0)}, r"damaged: _pi.0.bias is \(\)"),
     "a list": (lambda s: s | {"_pi.0.bias": [1.0]}, "_pi.0.bias, which is no plain tensor"),
+    "no content": (lambda s: s | {"_pi.0.bias": torch.ones(24, device="meta")}, "no plain tensor"),
+    "complex": (lambda s: s | {"_pi.0.bias": torch.ones(24) * 1j}, "no plain tensor"),
     "not finite": (lambda s: s | {"_pi.0.bias": torch.full((24,), torch.nan)}, "not finite"),
     "a promise": (
         lambda s: s | {"_pi.0.bias": torch.ones(1).expand(10**12)},
-        "_pi.0.bias is larger than its content",
+        "_pi.0.bias, which is no plain tensor with its own content",
     ),
 }
 

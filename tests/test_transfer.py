@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -177,6 +177,36 @@ def test_another_architecture_is_one_error_that_names_both(changes, name):
         with pytest.raises(ConfigError, match="the other run do not fit this run") as error:
             begin(agent_of(LONG, config=here), agent_of(PAIR, config=there))
         assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.symlog_obs", True),
+        ("model.simnorm_dim", 4),
+        ("model.bin_low", -5.0),
+        ("model.bin_high", 5.0),
+        ("log_std_min", -5.0),
+        ("log_std_max", 1.0),
+    ],
+)
+def test_weights_that_mean_something_else_are_refused_though_they_fit(key, value):
+    """Every shape is the same, so only the saved configuration tells."""
+    group, _, name = key.rpartition(".")
+    config = (
+        replace(CONFIG, **{name: value})
+        if not group
+        else (replace(CONFIG, model=replace(TINY, **{name: value})))
+    )
+    there = agent_of(LONG, config=config)
+    saved = there.facts() | {"config": {"agent": asdict(config)}}
+    tensors = {f"model/{k}": v for k, v in there.model.state_dict().items()}
+    tensors["q_scale"] = torch.tensor(7.0)
+    with pytest.raises(
+        ConfigError, match=rf"agent\.{key} is .* the other run learned with {value}"
+    ):
+        agent_of(LONG).begin_with(tensors, LONG, "the other run", None, saved)
+    agent_of(LONG, config=config).begin_with(tensors, LONG, "the other run", None, saved)
 
 
 def test_embeddings_of_another_length_do_not_fit_many_tasks():

@@ -67,7 +67,8 @@ class EvaluateOptions:
     """A published way to evaluate in atari: tasks (docs/atari.md); None is that of the run, if it
     has one and no episodes are given."""
     checkpoint: str | None = None
-    """Which checkpoint of the run: latest (None), best, or a number of agent steps."""
+    """Which checkpoint of the run: latest (None), best, or a number of agent steps (of updates,
+    offline)."""
     seed: int | None = None
     """Seed of the episodes; None is the run's own, or 1 for a task."""
     device: str | None = None
@@ -85,7 +86,8 @@ class WatchOptions:
     episodes: int = 1
     """Episodes to play, one after the other."""
     checkpoint: str = "latest"
-    """Which checkpoint of the run: latest, best, or a number of agent steps."""
+    """Which checkpoint of the run: latest, best, or a number of agent steps (of updates,
+    offline)."""
     seed: int | None = None
     """Seed of the episodes; None is the run's own."""
     device: str = "auto"
@@ -134,7 +136,8 @@ class ExportOptions:
     out: str | None = None
     """The file to write, such as agent.pt; must be given."""
     checkpoint: str = "latest"
-    """Which checkpoint of the run: latest, best, or a number of agent steps."""
+    """Which checkpoint of the run: latest, best, or a number of agent steps (of updates,
+    offline)."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class RecordOptions:
     out: str | None = None
     """The folder to make; it must not exist yet."""
     checkpoint: str | None = None
-    """Which checkpoint of the run: latest (None), best, or a number of agent steps."""
+    """Which checkpoint of the run: latest (None), best, or a number of agent steps (of updates,
+    offline)."""
     replay: bool = False
     """Play nothing, but write what the run's replay holds: how it played while it learned."""
     explore: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -158,6 +159,16 @@ def test_case_18_a_signal_that_an_import_makes_another_error_of_is_a_signal_stil
     words = "\nSIGINT: stopped before the run began; nothing was written\n"
     assert capfd.readouterr().err == (words if signalled else "")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("then", [Stop.politely, lambda stop: None], ids=["politely", "the end"])
+def test_case_18_a_signal_that_a_library_catches_ends_the_run_all_the_same(then):
+    """Some catch everything while they are imported; after its last words no run may begin."""
+    with pytest.raises(Interrupted) as caught, Stop(signals.NOT_BEGUN) as stop:
+        with contextlib.suppress(BaseException):
+            send("SIGINT")
+        then(stop)
+    assert caught.value.code == 130
 
 
 def test_case_18_a_signal_after_the_directory_was_made_leaves_a_run_to_resume(

@@ -7,6 +7,10 @@ import tarfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
 
 from forethought.data.layout import DatasetError
 
@@ -26,6 +30,18 @@ def check_torch_archive(path: Path) -> None:
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED:
             raise DatasetError(f"{path} is compressed, which torch.save never does: refused.")
+
+
+def is_plain_tensor(value: Any) -> TypeGuard[Tensor]:
+    """Whether it is a tensor of real numbers, all of them in its own memory."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and not value.is_quantized
+        and not value.is_complex()
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )
 
 
 def refuse_archive(path: Path) -> None:

@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forethought.config import ConfigError
-from forethought.data.archives import check_torch_archive
+from forethought.config import ConfigError, nearest
+from forethought.data.archives import check_torch_archive, is_plain_tensor
 from forethought.data.dataset import Dataset
 from forethought.data.layout import DatasetError, stored_leaves
 from forethought.data.tdmpc2_tasks import TASK_SETS
@@ -32,6 +32,11 @@ from forethought.data.writer import SHARD_BYTES, check_out, write_dataset
 from forethought.spaces.spec import EnvSpec
 
 NEEDED = ("obs", "action", "reward", "task")
+NUMBERS = (
+    *(torch.float64, torch.float32, torch.float16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+"""Types of the columns: those that numpy has too."""
 ACTION_REPEAT = 2
 """Frames per decision in all of the official tasks."""
 SLACK = 1e-6
@@ -114,6 +119,12 @@ def _checked_columns(path: Path, table: dict[Any, Any]) -> dict[str, NDArray[Any
             f"{path} has no tensor {missing[0]}, only {there}: it is not a chunk of mt30 or mt80."
         )
     names = [*NEEDED, *(["terminated"] if isinstance(table.get("terminated"), Tensor) else [])]
+    for name in names:
+        if not is_plain_tensor(table[name]) or table[name].dtype not in NUMBERS:
+            raise DatasetError(
+                f"{path} has {name} of type {table[name].dtype} ({table[name].layout}), which is "
+                "no plain tensor of numbers."
+            )
     columns = {name: table[name].detach().numpy() for name in names}
     shape = columns["reward"].shape
     for name, values in columns.items():
@@ -122,8 +133,6 @@ def _checked_columns(path: Path, table: dict[Any, Any]) -> dict[str, NDArray[Any
             raise DatasetError(
                 f"{path} has unequal columns: {name} is {values.shape}, beside rewards {shape}."
             )
-        if values.dtype.kind not in "biuf":
-            raise DatasetError(f"{path} has {name} of type {values.dtype}.")
     if shape[0] < 1 or shape[1] < 2:
         raise DatasetError(f"{path} holds {shape[0]} episodes of {shape[1]} rows.")
     task = columns["task"]
@@ -169,7 +178,8 @@ def import_tdmpc2(
     wanted = [number for number in sorted(widths) if only is None or names[number] in only]
     for name in only or ():
         if name not in [names[number] for number in widths]:
-            raise ConfigError(f"There are no episodes of {name} in {source}.")
+            here = [names[number] for number in sorted(widths)]
+            raise ConfigError(f"There are no episodes of {name} in {source}.{nearest(name, here)}")
     place = {number: i for i, number in enumerate(wanted)}
     specs = [_spec(names[number], *widths[number], rows, terminates) for number in wanted]
     policies = ["replay of TD-MPC2 agents"] * len(specs)
@@ -218,6 +228,9 @@ def _names(tasks: Sequence[str] | None, rows: int, largest: int) -> Sequence[str
             f"Episodes of {rows} rows are of no official set (they have {known}): name the tasks "
             "in the order of their numbers, --tasks NAME,NAME,..."
         )
+    twice = next((name for name in names if list(names).count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"The task {twice} is named twice; each number is a task of its own.")
     if largest >= len(names):
         raise ConfigError(
             f"The data has a task number {largest}, but {len(names)} tasks are named."

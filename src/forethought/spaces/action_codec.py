@@ -17,6 +17,7 @@ the same declares `distinct_actions`, so that no agent has to learn that they ar
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -69,10 +70,7 @@ class ActionCodec:
         self._filled = np.maximum(self.table, 0)
         self._start = np.concatenate([leaf.start for leaf in self.leaves])
         self._keys = [self._key_of(relevant) for relevant in np.unique(self.table >= 0, axis=0)]
-        if not np.array_equal(self._find(self._filled), np.arange(self.size)):
-            raise ConfigError(
-                "Two rows of distinct_actions stand for the same action; list each one once."
-            )
+        self._refuse_overlaps()
 
     @property
     def size(self) -> int:
@@ -194,14 +192,32 @@ class ActionCodec:
     def _key_of(self, relevant: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
         """For the rows in which just these factors matter: weights that make a number of a tuple,
         the numbers of these rows in ascending order, and the rows."""
-        counts = np.where(relevant, self.choices, 1)
-        if math.prod(counts.tolist()) >= 2**62:
-            raise ConfigError("The action space has too many factors to number its actions.")
-        weights = np.concatenate([np.cumprod(counts[::-1])[::-1][1:], [1]]) * relevant
+        weights = self._weights(relevant)
         rows = np.flatnonzero(((self.table >= 0) == relevant).all(axis=1))
         keys = self._filled[rows] @ weights
         order = np.argsort(keys, kind="stable")
         return weights, keys[order], rows[order]
+
+    def _weights(self, factors: NDArray[np.bool_]) -> Ints:
+        """What makes a number of these factors' choices, each tuple of them another one."""
+        counts = np.where(factors, self.choices, 1)
+        if math.prod(counts.tolist()) >= 2**62:
+            raise ConfigError("The action space has too many factors to number its actions.")
+        weights: Ints = np.concatenate([np.cumprod(counts[::-1])[::-1][1:], [1]]) * factors
+        return weights
+
+    def _refuse_overlaps(self) -> None:
+        """No action in two rows: such rows agree in every factor that matters in both."""
+        patterns = np.unique(self.table >= 0, axis=0)  # [P, F]
+        rows = [self._filled[((self.table >= 0) == own).all(axis=1)] for own in patterns]
+        for i, j in itertools.combinations_with_replacement(range(len(patterns)), 2):
+            weights = self._weights(patterns[i] & patterns[j])
+            one, other = rows[i] @ weights, rows[j] @ weights
+            twice = len(np.unique(one)) < len(one) if i == j else np.isin(one, other).any()
+            if twice:
+                raise ConfigError(
+                    "Two rows of distinct_actions stand for the same action; list each one once."
+                )
 
     def _find(self, choices: Ints) -> Ints:
         """Rows of tuples [..., F] within range; -1 where a tuple is in no row."""

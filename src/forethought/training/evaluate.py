@@ -22,7 +22,14 @@ from forethought import files
 from forethought.agents.base import Agent, AgentPolicy
 from forethought.config import EnvConfig
 from forethought.envs import EpisodeLog, VectorEnv, make_env, multi
-from forethought.envs.episodes import EpsilonGreedy, Played, Policy, legal_random, run_episodes
+from forethought.envs.episodes import (
+    EpsilonGreedy,
+    EvaluationError,
+    Played,
+    Policy,
+    legal_random,
+    run_episodes,
+)
 from forethought.envs.film import Recording
 from forethought.envs.protocols import evaluation_options, human_normalised, protocol_of
 from forethought.seeding import Streams
@@ -373,6 +380,7 @@ class Evaluator:
         seeds = Seeds(self.streams, index, self.episodes * self.several)
         steps = None if self.rules is None else self.rules.agent_steps
         played = run_episodes(policy, self.env, seeds, min_steps=steps, **polls)
+        check_every_task(played, self.env.spec_for_agent)
         return replace(EvalResult.of(played, self.task, name), protocol=self.protocol)
 
     def close(self) -> None:
@@ -380,6 +388,19 @@ class Evaluator:
         if self._env is not None:
             self._env.close()
             self._env = None
+
+
+def check_every_task(played: Played, spec: EnvSpec) -> None:
+    """Of several tasks each must have been played: a mean of those that were left would rise where
+    the others fail, and pass for the best."""
+    found = {episode.task for episode in played.episodes}
+    for own in spec.tasks:
+        if own.task not in found:
+            why = next((said for said in played.failures if own.task in said), "")
+            raise EvaluationError(
+                f"No evaluation episode of {own.task} could be played, so there is no mean of all "
+                f"tasks. {why or played.failures[0] if played.failures else ''}".rstrip()
+            )
 
 
 def _is_folder(name: str) -> bool:
@@ -410,6 +431,8 @@ def evaluate_target(
     much is played and how; None is that of the run, if it has one and `episodes` are not given.
     `tell` is called before each step with how far it is.
     """
+    whole = episodes is None or (isinstance(episodes, int) and episodes >= 1)
+    conf.require(whole, "episodes", episodes, "a whole number, at least 1")
     run: RunDirectory | None = None
     if _is_folder(target):
         run = RunDirectory.open(Path(target))

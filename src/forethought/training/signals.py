@@ -14,7 +14,8 @@ What the first one does depends on what there is to lose:
 
 An exception that a handler raises is lost where Python code was called by C code that knows no
 exceptions (MuJoCo's warnings, `__del__`). Such a loss is noticed, and the exception raised again.
-C code that is being imported makes an ImportError of it, which before a run begins is undone.
+C code that is being imported makes an ImportError of it, which before a run begins is undone; and
+where a library that is being imported catches everything, it is raised again before the run begins.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ class Stop:
 
     def politely(self) -> None:
         """From here on a signal sets the flag, for there is something to save."""
+        if self._raised and self.signal is not None:
+            self._raise(self.signal)  # somebody has caught it who did not mean to
         self._last_words = None
 
     def settle(self) -> None:
@@ -134,6 +137,9 @@ class Stop:
         disguised = None if self._last_words is None else _disguised(error)
         if disguised is not None:
             raise disguised
+        lost = error is None and self._raised and not self._settled
+        if lost and self.signal is not None and self._last_words is not None:
+            raise Interrupted(self.signal)  # somebody has caught it who did not mean to
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name

@@ -38,7 +38,7 @@ from forethought.agents.tdmpc2.noise import UpdateNoise, draw_update_noise
 from forethought.agents.tdmpc2.observations import observations_of
 from forethought.agents.tdmpc2.rates import optimisers_of, rate_schedule
 from forethought.agents.tdmpc2.tasks import Tasks, discount
-from forethought.agents.tdmpc2.transfer import Source, transfer
+from forethought.agents.tdmpc2.transfer import Source, check_meaning, transfer
 from forethought.agents.tdmpc2.update import METRICS, Learner, TensorBatch, until_the_end
 from forethought.config import ReplayConfig, require
 from forethought.data import Dataset, OfflineReplay
@@ -233,6 +233,7 @@ class TDMPC2(Agent):
     ) -> tuple[str, ...]:
         there = multi.members(task) if multi.is_multi(task) else (task,)
         here = multi.task_names(self.spec) or (self.spec.task,)
+        check_meaning(told, meta.get("config", {}).get("agent", {}), self.config)
         weights = below("model", tensors)
         if not discounts.same_heads(meta, self.facts()):
             weights = {k: v for k, v in weights.items() if not k.startswith("aux_value.")}

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.config import ConfigError
 
@@ -23,6 +25,11 @@ EMBEDDING = "tasks.embedding"
 WITH_ACTION = ("dynamics", "reward", "q", "target_q")
 OPTIONAL = ("termination", "aux_value", "tasks")
 """Parts that one side may lack."""
+MEANING = {
+    "model": ("symlog_obs", "simnorm_dim", "bin_low", "bin_high"),
+    "": ("log_std_min", "log_std_max"),
+}
+"""Values of `agent.model` and of `agent` that leave every shape and change what weights mean."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,19 @@ def transfer(
     del done.notes["target_q"]  # as q
     done.notes = {part: notes or ["all"] for part, notes in done.notes.items()}
     return done
+
+
+def check_meaning(told: str, there: Mapping[str, Any], here: TDMPC2Config) -> None:
+    """Refuse weights that were learned to be read otherwise; `there` is their `agent` as saved."""
+    for group, names in MEANING.items():
+        saved, own = (there.get(group, {}), here.model) if group else (there, here)
+        for name in names:
+            if name in saved and saved[name] != getattr(own, name):
+                key = ".".join(filter(None, ("agent", group, name)))
+                raise ConfigError(
+                    f"{key} is {getattr(own, name)}, but {told} learned with {saved[name]}, so its "
+                    "weights would mean something else here; give this run the same."
+                )
 
 
 def _is_first(name: str) -> bool:

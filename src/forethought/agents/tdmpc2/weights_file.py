@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from forethought.config import ConfigError
+from forethought.data.archives import is_plain_tensor
 from forethought.files import FileError
 
 DAMAGE = (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError)
@@ -82,10 +83,8 @@ def _check_archive(path: Path) -> None:
 
 def _plain(path: Path, name: str, value: Any) -> Tensor:
     """A tensor that is what it says: its own memory, finite numbers."""
-    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_quantized:
-        raise FileError(f"{path} holds {name}, which is no plain tensor.")
-    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-        raise FileError(f"{path} is damaged: {name} is larger than its content.")
+    if not is_plain_tensor(value):
+        raise FileError(f"{path} holds {name}, which is no plain tensor with its own content.")
     if value.is_floating_point():
         value = value.detach().to(torch.float32)
     if not torch.isfinite(value).all():

@@ -18,7 +18,7 @@ NAMES = {"tdmpc2": "TD-MPC2", "sac": "SAC"}
 """Agents with a published curve, and how people write their names."""
 DOPAMINE = (
     "training games of the published baselines of Dopamine (Castro et al., 2018), sticky actions "
-    "0.25, epsilon 0.01"
+    "0.25, epsilon falling to 0.01 over the first million frames"
 )
 SOURCE = "results of the official TD-MPC2 repository (Hansen et al., 2024)"
 EPISODE_FRAMES, ACTION_REPEAT = 1000, 2
