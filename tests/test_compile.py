@@ -239,7 +239,7 @@ def test_whole_steps_in_graphs_learn_and_plan_as_without(caplog: pytest.LogCaptu
     assert not told(caplog)  # else it did not compile
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(compiling.cannot_compile(CPU) is not None, reason="no compiler here")
 def test_full_learns_as_off_does(caplog: pytest.LogCaptureFixture) -> None:
     assert_same(learnt(make_agent()), learnt(make_agent(replace(CONFIG, compile="full"))))
     assert not told(caplog)

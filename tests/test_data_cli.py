@@ -129,9 +129,21 @@ def test_the_replay_of_a_run_becomes_a_dataset(run, capsys):
 
 def test_chunks_are_imported_by_the_command(capsys, tmp_path):
     write_chunk(tmp_path / "chunk.pt", chunk_columns([0, 1]))
-    names = ["--tasks", "dmc:walker-walk,dmc:cup-catch"]
-    told = said(capsys, "import", "chunk.pt", *names, "--only", "dmc:cup-catch", "--out", "data")
-    assert "dmc:cup-catch" in told and "walker" not in told
+    names = ["--tasks", "lab:walker-walk,lab:cup-catch"]
+    told = said(capsys, "import", "chunk.pt", *names, "--only", "lab:cup-catch", "--out", "data")
+    assert "lab:cup-catch" in told and "walker" not in told
+
+
+def test_episodes_are_held_out_when_asked(run, capsys, tmp_path):
+    write_chunk(tmp_path / "chunk.pt", chunk_columns([0, 0]))
+    share = ["--held_out", "0.5", "--json"]
+    for words in (
+        ["record", "--run", str(run), "--replay", "--out", "a"],
+        ["record", "--run", str(run), "--episodes", "2", "--out", "b"],
+        ["import", "chunk.pt", "--tasks", "lab:walker-walk", "--out", "c"],
+    ):
+        told = json.loads(said(capsys, *words, *share))
+        assert told["held_out_episodes"] == told["episodes"] // 2 > 0
 
 
 def test_several_datasets_are_described_together(capsys, tmp_path):

@@ -325,6 +325,36 @@ def test_wrong_rows_are_found_though_every_checksum_fits(place, column, f, said)
         verify(place)
 
 
+def test_an_episode_of_no_task_is_found_on_opening(place):
+    """Learning from a dataset opens it and does not verify it."""
+    change(place, "episodes", lambda x: shifted(x, "task", 1))
+    with pytest.raises(DatasetError, match="a task that the dataset does not have"):
+        Dataset.open(place)
+
+
+@pytest.mark.parametrize(
+    ("share", "held"), [(0.0, []), (0.25, [3, 7, 11]), (0.1, [9]), (0.5, [1, 3, 5, 7, 9, 11])]
+)
+def test_a_share_of_each_task_is_held_out(tmp_path, share, held):
+    specs = [spec("stub:a"), spec("stub:b")]
+    with write_dataset(tmp_path / "d", specs, ["x"] * 2, source="s", held_out=share) as writer:
+        for number in range(12):
+            for task in (0, 1):
+                writer.append_episode(episode_rows(number, 3), task)
+    table = verify(tmp_path / "d").episodes
+    for task in (0, 1):
+        assert np.flatnonzero(table[table["task"] == task]["split"]).tolist() == held
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_that_cannot_be_held_out_is_refused(tmp_path, share):
+    with (
+        pytest.raises(ConfigError, match=r"held_out is .*, but must be a share"),
+        write_dataset(tmp_path / "d", [spec()], ["x"], source="s", held_out=share),
+    ):
+        pass
+
+
 def masked_dataset(path, mask):
     """Three decisions among three actions, with what was legal at each of four rows."""
     obs = spaces.Box(-1, 1, (1,), np.float32)

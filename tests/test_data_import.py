@@ -16,6 +16,7 @@ from forethought.data.importers import import_dataset
 from forethought.data.minari import import_minari
 from forethought.data.tdmpc2_chunks import import_tdmpc2, load_chunk
 from forethought.data.tdmpc2_tasks import MT30, MT80
+from forethought.envs import spec_of
 from forethought.spaces.agent_view import agent_action, native_action
 from tests.data_stubs import TASK_COLUMN, spec
 from tests.import_stubs import (
@@ -84,6 +85,29 @@ def test_only_some_tasks_are_imported_when_asked(tmp_path):
         import_tdmpc2(path, tmp_path / "none", tasks=NAMES, only=["dmc:walker-wlak"])
     with pytest.raises(ConfigError, match="There are no episodes of dmc:fish-swim"):
         import_tdmpc2(path, tmp_path / "other", tasks=NAMES, only=["dmc:fish-swim"])
+
+
+def test_a_task_that_can_be_made_keeps_its_own_width(tmp_path):
+    """An element that happens to be zero in all of the data is the task's all the same."""
+    columns = chunk_columns([0], obs=24, action=6, widths=((3, 1),))
+    path = write_chunk(tmp_path / "chunk.pt", columns)
+    dataset = import_tdmpc2(path, tmp_path / "out", tasks=["dmc:cartpole-swingup"], spec_of=spec_of)
+    (task,) = dataset.tasks
+    assert task.spec.observation_space.shape == (5,) and task.spec.action_space.shape == (1,)
+    assert not dataset.shards[0].columns["obs"][:, 3:].any()
+    other = import_tdmpc2(path, tmp_path / "other", tasks=["lab:task"], spec_of=spec_of)
+    assert other.tasks[0].spec.observation_space.shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("widths", "obs"), [((6, 1), 24), ((5, 2), 24), ((3, 1), 4)], ids=["obs", "action", "file"]
+)
+def test_data_that_cannot_be_of_the_task_it_is_said_to_be_is_refused(tmp_path, widths, obs):
+    columns = chunk_columns([0], obs=obs, action=6, widths=(widths,))
+    path = write_chunk(tmp_path / "chunk.pt", columns)
+    with pytest.raises(DatasetError, match="is not of dmc:cartpole-swingup, which has 5 numbers"):
+        import_tdmpc2(path, tmp_path / "out", tasks=["dmc:cartpole-swingup"], spec_of=spec_of)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("rows", "names"), [(501, MT30), (101, MT80)])

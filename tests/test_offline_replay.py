@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,6 +146,18 @@ def test_several_datasets_of_unequal_width_are_padded_and_numbered(tmp_path):
     assert 60 < int((task[0] == 0).sum()) < 140
 
 
+@pytest.mark.parametrize(("obs", "action"), [(3, 1), (2, 2)])
+def test_a_task_that_is_narrower_in_the_data_than_alone_is_refused(tmp_path, obs, action):
+    """Padding is for the other tasks' width: zeros in place of what a task itself shows would be
+    learned from in silence."""
+    narrow, wide = spec("stub:narrow", obs, action), spec("stub:wide", 5, 3)
+    a = Dataset.open(make_dataset(tmp_path / "a", (6, 7), [spec("stub:narrow", 2, 1)]))
+    b = Dataset.open(make_dataset(tmp_path / "b", (8, 9), [wide]))
+    many = replace(spec("multi:", 5, 3, columns=(TASK_COLUMN,)), tasks=(narrow, wide))
+    with pytest.raises(ConfigError, match=r"of stub:narrow is .*, but the task's is"):
+        replay_of(a, b, task=many, tasks=["stub:narrow", "stub:wide"])
+
+
 def test_one_task_of_a_padded_dataset_is_cut_to_its_own_width(tmp_path):
     two = [spec("stub:narrow", 2, 1), spec("stub:wide", 5, 3)]
     dataset = Dataset.open(make_dataset(tmp_path / "d", (6, 7, 8, 9), two))
@@ -159,6 +172,13 @@ def test_held_out_episodes_are_never_drawn(tmp_path):
     dataset = Dataset.open(make_dataset(tmp_path / "d", (6, 7, 8, 9), held_out=(1, 2)))
     replay = replay_of(dataset)
     assert {episode for episode, _ in where(replay.sample(100))} == {0, 3}
+    others = replay_of(dataset, split="held-out")
+    assert {episode for episode, _ in where(others.sample(100))} == {1, 2}
+    with pytest.raises(ReplayError, match="has split None, but this one has held-out"):
+        others.check(*replay.state())
+    whole = Dataset.open(make_dataset(tmp_path / "whole", (6, 7)))
+    with pytest.raises(ConfigError, match="No held-out episode of stub:a in"):
+        replay_of(whole, split="held-out")
 
 
 def test_a_missing_task_is_named(data):
@@ -169,7 +189,8 @@ def test_a_missing_task_is_named(data):
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        (spec(obs=2), r"obs of stub:a is float32 \(3,\), but the agent's is float32 \(2,\)"),
+        (spec(obs=2), r"obs of stub:a is float32 \(3,\), but the task's is float32 \(2,\)"),
+        (spec(obs=4), r"obs of stub:a is float32 \(3,\), but the task's is float32 \(4,\)"),
         (spec(action=1), r"action of stub:a is float32 \(2,\)"),
         (spec(columns=(Column("wind", (2,), np.dtype(np.float32), "wind"),)), "wind .* is absent"),
     ],

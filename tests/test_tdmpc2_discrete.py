@@ -174,6 +174,9 @@ def test_a_row_after_the_end_may_have_no_legal_action() -> None:
     agent = discrete_agent(masked=True)
     batch = discrete_batch(agent, masked=True)
     batch.extras["action_mask"][2] = False
+    batch.terminated[1] = 1.0  # on arriving at row 2
+    _, y, _ = agent.learner.targets(agent._tensors(batch), agent.draw_noise())
+    assert torch.equal(y[1], batch.reward[1])
     assert agent.update(batch, agent.draw_noise())["nonfinite"] == 0
 
 

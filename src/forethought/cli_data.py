@@ -44,6 +44,8 @@ class RecordOptions:
     """Seed of the episodes; None is the run's own, or 1 for random play."""
     device: str | None = None
     """Where the agent computes: auto (None), cpu, cuda, cuda:N or mps."""
+    held_out: float = 0.0
+    """Share of the episodes that is kept from training, such as 0.1: every tenth."""
     json: bool = False
     """Print the description as one line of JSON."""
 
@@ -64,6 +66,8 @@ class ImportOptions:
     None takes those of mt30 or mt80."""
     only: str | None = None
     """Names of the tasks to import from TD-MPC2 chunks, with commas between; None imports all."""
+    held_out: float = 0.0
+    """Share of each task's episodes that is kept from training, such as 0.1: every tenth."""
     json: bool = False
     """Print the description as one line of JSON."""
 
@@ -121,6 +125,7 @@ def _record(words: Sequence[str], options: RecordOptions) -> int:
             explore=options.explore,
             seed=options.seed,
             device=options.device,
+            held_out=options.held_out,
             tell=tell,
         )
     for sentence in dict.fromkeys(failures):
@@ -135,13 +140,19 @@ def _record_replay(options: RecordOptions, out: Path) -> Dataset:
         conf.require(value in (None, False), key, value, "left out: --replay plays nothing")
     from forethought.training.record import record_replay
 
-    return record_replay(out, run=Path(str(options.run)), checkpoint=options.checkpoint)
+    return record_replay(
+        out,
+        run=Path(str(options.run)),
+        checkpoint=options.checkpoint,
+        held_out=options.held_out,
+    )
 
 
 def _import(words: Sequence[str], options: ImportOptions) -> int:
     source = Path(words[0])
     out = _out("import", options.out)
     from forethought.data.importers import import_dataset
+    from forethought.envs import spec_of
 
     dataset = import_dataset(
         source,
@@ -150,6 +161,8 @@ def _import(words: Sequence[str], options: ImportOptions) -> int:
         task=options.task,
         tasks=_names(options.tasks),
         only=_names(options.only),
+        held_out=options.held_out,
+        spec_of=spec_of,
     )
     return _tell([dataset], options.json)
 

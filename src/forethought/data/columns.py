@@ -39,24 +39,35 @@ def is_task(leaf: Leaf, spec: RowSpec) -> bool:
     return leaf.path == "task" and "task" in spec.extras
 
 
-def check_columns(datasets: Sequence[Dataset], spec: RowSpec, tasks: Sequence[str]) -> None:
-    """Refuse data whose tasks do not fit the agent's rows, before any of them is read."""
+def check_columns(
+    datasets: Sequence[Dataset], spec: EnvSpec, rows: RowSpec, tasks: Sequence[str]
+) -> None:
+    """Refuse data whose tasks do not fit the agent's rows, before any of them is read.
+
+    A task that the agent's spec describes alone must be in the data exactly as it is there: what
+    the data lacks would otherwise be learned from as zeros, and met as numbers in evaluations.
+    """
     if not datasets:
         raise ConfigError("No dataset was given to learn from.")
+    alone = {own.task: {x.path: x for x in data_leaves(own)} for own in spec.tasks or (spec,)}
     for dataset in datasets:
         for task in dataset.tasks:
             if task.name not in tasks:
                 continue
             there = {leaf.path: leaf for leaf in data_leaves(task.spec)}
-            for leaf in spec.leaves:
-                if is_task(leaf, spec):
+            for leaf in rows.leaves:
+                if is_task(leaf, rows):
                     continue
-                found = there.get(stored_name(leaf.path, spec))
-                if found is None or not _fits(found, leaf):
+                name = stored_name(leaf.path, rows)
+                found, own = there.get(name), alone.get(task.name, {}).get(name)
+                fits = found is not None and (found == own if own else _fits(found, leaf))
+                if not fits:
                     has = "absent" if found is None else f"{found.dtype} {found.shape}"
+                    wanted = own or leaf
                     raise ConfigError(
                         f"{dataset.path} does not fit the agent: {leaf.path} of {task.name} is "
-                        f"{has}, but the agent's is {leaf.dtype} {leaf.shape}."
+                        f"{has}, but {'the task' if own else 'the agent'}'s is {wanted.dtype} "
+                        f"{wanted.shape}."
                     )
 
 

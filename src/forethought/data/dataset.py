@@ -90,7 +90,9 @@ class Dataset:
             path=path,
             leaves=leaves,
             tasks=tasks,
-            shards=tuple(_open_shard(path, manifest, leaves, *shard) for shard in shards),
+            shards=tuple(
+                _open_shard(path, manifest, leaves, len(tasks), *shard) for shard in shards
+            ),
             source=source,
             fingerprint=manifest.sha256,
             size_bytes=sum(entry["bytes"] for entry in manifest.files.values()),
@@ -151,6 +153,7 @@ def _open_shard(
     path: Path,
     manifest: files.Manifest,
     leaves: tuple[Leaf, ...],
+    tasks: int,
     name: str,
     rows: int,
     episodes: int,
@@ -162,7 +165,7 @@ def _open_shard(
         files.check_file(path, manifest, file, content=False)
     files.check_file(path, manifest, table_file)
     table = map_column(path / table_file, EPISODE, (episodes,))
-    check_table(path / table_file, table, rows)
+    check_table(path / table_file, table, rows, tasks)
     columns = {
         leaf.path: map_column(path / file, leaf.dtype, (rows, *leaf.shape))
         for leaf, file in file_of.items()
@@ -170,8 +173,9 @@ def _open_shard(
     return Shard(name, rows, columns, table)
 
 
-def check_table(file: Path, table: NDArray[Any], rows: int) -> None:
-    """Episodes that fill their shard from the first row to the last, none without a decision."""
+def check_table(file: Path, table: NDArray[Any], rows: int, tasks: int) -> None:
+    """Episodes of the dataset's `tasks` that fill their shard from the first row to the last, none
+    without a decision."""
     ends = table["row_start"] + table["length"]
     starts = np.concatenate([[0], ends[:-1]])
     sound = (
@@ -179,7 +183,8 @@ def check_table(file: Path, table: NDArray[Any], rows: int) -> None:
         and np.array_equal(table["row_start"], starts)
         and int(ends[-1]) == rows
         and np.all((table["split"] >= 0) & (table["split"] < len(SPLITS)))
-        and np.all(table["task"] >= 0)
     )
     if not sound:
         raise DatasetError(f"{file} lists episodes that do not fill the {rows} rows of its shard.")
+    if np.any((table["task"] < 0) | (table["task"] >= tasks)):
+        raise DatasetError(f"{file} lists episodes of a task that the dataset does not have.")

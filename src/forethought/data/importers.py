@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from forethought.config import ConfigError, unknown
@@ -11,6 +11,7 @@ from forethought.data.dataset import Dataset
 from forethought.data.layout import DatasetError
 from forethought.data.minari import METADATA, import_minari
 from forethought.data.tdmpc2_chunks import import_tdmpc2
+from forethought.spaces.spec import EnvSpec
 
 FORMATS = ("auto", "minari", "tdmpc2")
 
@@ -23,10 +24,14 @@ def import_dataset(
     task: str | None = None,
     tasks: Sequence[str] | None = None,
     only: Sequence[str] | None = None,
+    held_out: float = 0.0,
+    spec_of: Callable[[str], EnvSpec] | None = None,
 ) -> Dataset:
     """Packs a Minari folder, or official TD-MPC2 chunks, into a new dataset.
 
-    `task` names the one task of a Minari dataset; `tasks` and `only` are for chunks.
+    `task` names the one task of a Minari dataset; `tasks` and `only` are for chunks. The share
+    `held_out` of each task's episodes is marked as never to be learned from. `spec_of` tells how
+    wide the tasks of chunks are, by their names.
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS, f"Choose from {', '.join(FORMATS)}.")
@@ -34,10 +39,10 @@ def import_dataset(
     if kind == "minari":
         if tasks or only:
             raise ConfigError("--tasks and --only are for TD-MPC2 chunks; use --task NAME here.")
-        return import_minari(source, out, task=task)
+        return import_minari(source, out, task=task, held_out=held_out)
     if task is not None:
         raise ConfigError("--task is for Minari datasets; chunks have --tasks and --only.")
-    return import_tdmpc2(source, out, tasks=tasks, only=only)
+    return import_tdmpc2(source, out, tasks=tasks, only=only, spec_of=spec_of, held_out=held_out)
 
 
 def detect(source: Path) -> str:

@@ -36,7 +36,12 @@ MAX_EPISODES = 10_000_000
 
 
 def import_minari(
-    source: Path, out: Path, *, task: str | None = None, shard_bytes: int = SHARD_BYTES
+    source: Path,
+    out: Path,
+    *,
+    task: str | None = None,
+    held_out: float = 0.0,
+    shard_bytes: int = SHARD_BYTES,
 ) -> Dataset:
     """Packs a Minari dataset; `task` names it, by default gym:ID of its environment.
 
@@ -72,7 +77,9 @@ def import_minari(
     with _opened(folder / MAIN) as file:
         numbers = _episode_numbers(folder / MAIN, file, total)
         policy = str(described.get("algorithm_name") or "unknown")
-        with write_dataset(out, [spec], [policy], source=told, shard_bytes=shard_bytes) as writer:
+        with write_dataset(
+            out, [spec], [policy], source=told, held_out=held_out, shard_bytes=shard_bytes
+        ) as writer:
             for number in numbers:
                 episode = _Episode(folder / MAIN, file[f"episode_{number}"])
                 rows = from_gym_steps(

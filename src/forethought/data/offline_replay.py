@@ -45,10 +45,11 @@ class OfflineReplay:
     """Slices of `slice_rows` rows [L, B] from datasets; it may take the place of an agent's Replay.
 
     `spec` is what the agent sees and `tasks` are its tasks in its order (by default the spec's
-    own): the batches have the columns of `RowSpec.of(spec)`. A vector that is narrower in the data
-    is padded with zeros to the agent's width. A declared column named `task` holds the task's place
-    in `tasks`; any other must be in the data as info/NAME. Episodes of other tasks, held-out ones
-    and those shorter than a slice are left out.
+    own): the batches have the columns of `RowSpec.of(spec)`. A task that the spec describes alone
+    must be in the data as it is there; a vector that is narrower than the agent's is padded with
+    zeros. A declared column named `task` holds the task's place
+    in `tasks`; any other must be in the data as info/NAME. Episodes of other tasks, of
+    another `split` ("train" or "held-out") and those shorter than a slice are left out.
 
     `kind` says how slices are drawn: "episodes" an episode uniformly, then a start in it (the
     official TD-MPC2 rule); "transitions" uniformly over all starts. Of several tasks one is drawn
@@ -70,20 +71,23 @@ class OfflineReplay:
         tasks: Sequence[str] | None = None,
         kind: str = "episodes",
         storage: Literal["mapped", "memory"] = "mapped",
+        split: str = "train",
         stack: Mapping[str, int] | None = None,
         stack_pad: str = "zeros",
     ) -> None:
         require(slice_rows >= 1, "slice_rows", slice_rows, "at least 1")
         require(kind in ("episodes", "transitions"), "replay kind", kind, "episodes or transitions")
         require(storage in ("mapped", "memory"), "storage", storage, "mapped or memory")
+        require(split in SPLITS, "split", split, " or ".join(SPLITS))
         self.row_spec = RowSpec.of(spec, stack, stack_pad)
         self.slice_rows, self.device, self.kind, self.storage = slice_rows, device, kind, storage
+        self.split = split
         self.tasks = tuple(tasks or (spec.task,))
         self.datasets = tuple(datasets)
-        check_columns(self.datasets, self.row_spec, self.tasks)
+        check_columns(self.datasets, spec, self.row_spec, self.tasks)
         check_repeats(self.datasets, spec)
         self._stream = stream
-        parts, table, left_out = _select(self.datasets, self.tasks, slice_rows)
+        parts, table, left_out = _select(self.datasets, self.tasks, slice_rows, split)
         self.left_out = left_out
         """Episodes that are never drawn."""
         order = np.argsort(table[1], kind="stable")  # side by side: a task is a range of episodes
@@ -94,7 +98,7 @@ class OfflineReplay:
         counts = np.bincount(self._task, minlength=len(self.tasks)).tolist()
         self.episodes_per_task = dict(zip(self.tasks, counts))
         """Episodes that slices are drawn from, by task."""
-        _require_all(self.episodes_per_task, self.datasets, slice_rows)
+        _require_all(self.episodes_per_task, self.datasets, slice_rows, split)
         self.rows = sum(shard.rows for _, shard in parts)
         """Rows of the shards that are drawn from."""
         self.bytes_total = self.rows * self.row_spec.row_bytes
@@ -251,11 +255,12 @@ class OfflineReplay:
             "columns": {x.path: [str(x.dtype), list(x.shape)] for x in self.row_spec.leaves},
             "tasks": list(self.tasks),
             "datasets": [dataset.fingerprint for dataset in self.datasets],
+            **({"split": self.split} if self.split != "train" else {}),
         }
 
 
 def _select(
-    datasets: Sequence[Dataset], tasks: Sequence[str], slice_rows: int
+    datasets: Sequence[Dataset], tasks: Sequence[str], slice_rows: int, split: str
 ) -> tuple[list[tuple[Dataset, Shard]], tuple[Ints, Ints, Ints, Ints], int]:
     """The shards with episodes to draw from; per such episode its shard's place, its task, its
     first row and its number of starts; and how many episodes are left out."""
@@ -267,9 +272,9 @@ def _select(
         place = [tasks.index(t.name) if t.name in tasks else -1 for t in dataset.tasks]
         for shard in dataset.shards:
             table = shard.episodes
-            task = np.array(place, np.int64).take(table["task"], mode="clip")
+            task = np.array(place, np.int64).take(table["task"])
             starts = table["length"] - slice_rows + 1
-            usable = (task >= 0) & (starts > 0) & (table["split"] == SPLITS.index("train"))
+            usable = (task >= 0) & (starts > 0) & (table["split"] == SPLITS.index(split))
             left_out += int((~usable).sum())
             if not usable.any():
                 continue
@@ -282,7 +287,9 @@ def _select(
     return parts, (part, task, first, starts), left_out
 
 
-def _require_all(episodes: Mapping[str, int], datasets: Sequence[Dataset], slice_rows: int) -> None:
+def _require_all(
+    episodes: Mapping[str, int], datasets: Sequence[Dataset], slice_rows: int, split: str
+) -> None:
     for task, count in episodes.items():
         if count:
             continue
@@ -290,8 +297,8 @@ def _require_all(episodes: Mapping[str, int], datasets: Sequence[Dataset], slice
         places = ", ".join(str(dataset.path) for dataset in datasets)
         if task in there:
             raise ConfigError(
-                f"No episode of {task} in {places} has the {slice_rows} rows of a slice; record "
-                "longer episodes or train with a shorter horizon."
+                f"No {split} episode of {task} in {places} has the {slice_rows} rows of a slice; "
+                "record longer episodes or train with a shorter horizon."
             )
         raise ConfigError(
             f"There are no episodes of {task} in {places}, only of {', '.join(there) or 'nothing'};"

@@ -149,24 +149,29 @@ def import_tdmpc2(
     *,
     tasks: Sequence[str] | None = None,
     only: Sequence[str] | None = None,
+    spec_of: Callable[[str], EnvSpec] | None = None,
+    held_out: float = 0.0,
     shard_bytes: int = SHARD_BYTES,
 ) -> Dataset:
     """Packs a chunk, or all chunks in a folder, into a dataset of several tasks.
 
     `tasks` names the tasks by their number; None takes mt30's names for episodes of 501 rows and
     mt80's for 101. `only` leaves all other tasks out. How wide a task's own observations and
-    actions are, the files do not say: it is taken to be as much of them as is ever not zero.
+    actions are, the files do not say: `spec_of` is asked, and where it is not given or refuses the
+    name, it is taken to be as much of them as is ever not zero.
     """
     check_out(out)
     paths = sorted(source.glob("*.pt")) if source.is_dir() else [source]
     if not paths:
         raise DatasetError(f"{source} holds no *.pt files.")
     widths: dict[int, tuple[int, int]] = {}
+    stored: set[tuple[int, int]] = set()
     lengths: set[int] = set()
     episodes, terminates = 0, False
     for path in paths:  # once over everything, so that nothing is written of files with a fault
         columns = load_chunk(path)
         lengths.add(columns["reward"].shape[1])
+        stored.add((columns["obs"].shape[2], columns["action"].shape[2]))
         episodes += len(columns["reward"])
         terminates = terminates or "terminated" in columns
         _measure(path, columns, widths)
@@ -181,12 +186,17 @@ def import_tdmpc2(
             here = [names[number] for number in sorted(widths)]
             raise ConfigError(f"There are no episodes of {name} in {source}.{nearest(name, here)}")
     place = {number: i for i, number in enumerate(wanted)}
+    if spec_of is not None:
+        for n in wanted:
+            widths[n] = _own_width(source, names[n], widths[n], min(stored), spec_of)
     specs = [_spec(names[number], *widths[number], rows, terminates) for number in wanted]
     policies = ["replay of TD-MPC2 agents"] * len(specs)
     told = f"official TD-MPC2 chunks in {source.name}"
     row_bytes = sum(leaf.nbytes for leaf in stored_leaves(specs))
     shard_bytes = max(shard_bytes, row_bytes * rows * episodes // MOST_SHARDS)
-    with write_dataset(out, specs, policies, source=told, shard_bytes=shard_bytes) as writer:
+    with write_dataset(
+        out, specs, policies, source=told, held_out=held_out, shard_bytes=shard_bytes
+    ) as writer:
         for path in paths:
             columns = load_chunk(path)
             for episode, number in enumerate(columns["task"][:, 0].tolist()):
@@ -213,6 +223,29 @@ def _measure(
                 )
             before = widths.get(number, (1, 1))
             widths[number] = (max(before[0], _width(obs)), max(before[1], _width(action)))
+
+
+def _own_width(
+    source: Path,
+    task: str,
+    used: tuple[int, int],
+    stored: tuple[int, int],
+    spec_of: Callable[[str], EnvSpec],
+) -> tuple[int, int]:
+    """Elements of a task's observations and actions, of `stored` ones with their padding; where the
+    task is unknown here, the `used` ones that were found not to be zero."""
+    try:
+        spec = spec_of(task)
+    except ConfigError:  # no such task, or its simulator is not installed
+        return used
+    own = (sum(spec.observation_space.shape or ()), sum(spec.action_space.shape or ()))
+    if not all(least <= mine <= most for least, mine, most in zip(used, own, stored)):
+        raise DatasetError(
+            f"{source} is not of {task}, which has {own[0]} numbers in an observation and {own[1]} "
+            f"in an action: of the {stored[0]} and {stored[1]} in the file {used[0]} and {used[1]} "
+            "are used. Name the tasks in the order of their numbers, --tasks NAME,NAME,..."
+        )
+    return own
 
 
 def _width(values: NDArray[Any]) -> int:

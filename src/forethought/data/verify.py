@@ -38,8 +38,6 @@ def verify(path: str | Path) -> Dataset:
 def _check_shard(dataset: Dataset, shard: Shard) -> None:
     folder = dataset.path / shard.name
     table, columns = shard.episodes, shard.columns
-    if np.any(table["task"] >= len(dataset.tasks)):
-        raise DatasetError(f"{folder} has episodes of a task that the dataset does not have.")
     first, last = table["row_start"], table["row_start"] + table["length"] - 1
     begins, ends = np.zeros(shard.rows, np.bool_), np.zeros(shard.rows, np.bool_)
     begins[first], ends[last] = True, True

@@ -8,6 +8,7 @@ The folder appears when everything in it is on the disk, or not at all.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought import files
-from forethought.config import ConfigError
+from forethought.config import ConfigError, require
 from forethought.data.layout import (
     CONVENTION,
     EPISODE,
@@ -85,14 +86,17 @@ def write_dataset(
     policies: Sequence[str],
     *,
     source: str,
+    held_out: float = 0.0,
     shard_bytes: int = SHARD_BYTES,
 ) -> Iterator[DatasetWriter]:
     """A writer whose dataset is published when the block is left; an error leaves nothing behind.
 
     `tasks` are those of the dataset, in order, each played by the policy in its place; `source`
-    says where the rows come from.
+    says where the rows come from. The share `held_out` of each task's episodes, spread evenly over
+    them, is marked as never to be learned from.
     """
     check_out(path)
+    require(0 <= held_out < 1, "held_out", held_out, "a share of the episodes, from 0 to below 1")
     for words in (source, *policies, *(spec.task for spec in tasks)):
         try:
             printable(words)
@@ -100,7 +104,7 @@ def write_dataset(
             raise DatasetError(f"{path} was not written: {error}.") from None
     meta: dict[str, Any] = {}
     with files.publish(path, meta) as folder:
-        writer = DatasetWriter(folder, tasks, policies, source, shard_bytes)
+        writer = DatasetWriter(folder, tasks, policies, source, held_out, shard_bytes)
         try:
             yield writer
             meta |= writer.finish()
@@ -117,10 +121,11 @@ class DatasetWriter:
         tasks: Sequence[EnvSpec],
         policies: Sequence[str],
         source: str,
+        held_out: float,
         shard_bytes: int,
     ) -> None:
         self.folder, self.tasks, self.policies = folder, tuple(tasks), tuple(policies)
-        self.source, self.shard_bytes = source, shard_bytes
+        self.source, self.held_out, self.shard_bytes = source, held_out, shard_bytes
         self.leaves = stored_leaves(self.tasks)
         self.episodes = 0
         """Written so far."""
@@ -139,12 +144,15 @@ class DatasetWriter:
         rows: Mapping[str, NDArray[Any]],
         task: int = 0,
         *,
-        split: str = "train",
+        split: str | None = None,
         relevant: bool = False,
         success: float | None = None,
         start_frame: int = 0,
     ) -> None:
-        """One episode of a task: every column of its rows, as `from_gym_steps` makes them."""
+        """One episode of a task: every column of its rows, as `from_gym_steps` makes them.
+
+        Without a `split` of its own it is learned from or held out as the dataset's share says.
+        """
         name = f"Episode {self.episodes} of {self.tasks[task].task}"
         checked = _checked(rows, self._own_leaves[task], self._ranges[task], name)
         length = len(checked["reward"])
@@ -163,6 +171,7 @@ class DatasetWriter:
         }
         for leaf in self.leaves:
             self._columns[leaf.path].append(_padded(checked[leaf.path], leaf))
+        split = self._split(len(self._returns[task])) if split is None else split
         total = float(checked["reward"].sum(dtype=np.float64))
         verdict = np.nan if success is None else float(success)
         where = (start, length, start_frame)
@@ -172,6 +181,11 @@ class DatasetWriter:
         self._returns[task].append(total)
         self._lengths[task].append(length - 1)
         self.episodes += 1
+
+    def _split(self, number: int) -> str:
+        """Of the episode of this number of its task, by whole episodes of the share before it."""
+        held = [math.floor(count * self.held_out + 1e-9) for count in (number, number + 1)]
+        return "held-out" if held[1] > held[0] else "train"
 
     def finish(self) -> dict[str, Any]:
         """Close the last shard and describe everything; returns what the manifest shall say."""

@@ -74,12 +74,14 @@ def record(
     explore: bool = False,
     seed: int | None = None,
     device: str | None = None,
+    held_out: float = 0.0,
     tell: Tell | None = None,
 ) -> tuple[Dataset, tuple[str, ...]]:
     """Plays episodes of a run's agent, or random ones of a task, into a new dataset.
 
     There are ten, unless `episodes` says otherwise. `explore` adds the noise that the agent trains
-    with. Returns the dataset and a sentence for each episode that failed. `tell` is called before
+    with; the share `held_out` of the episodes is marked as never to be learned from. Returns the
+    dataset and a sentence for each episode that failed. `tell` is called before
     each step with the episodes ended and the steps.
     """
     episodes = EPISODES if episodes is None else episodes
@@ -100,7 +102,8 @@ def record(
         _require_one_task(str(task))
         player = _random(str(task), seed)
     source = f"forethought data record, seed {seed}"
-    with write_dataset(out, [player.spec], [player.told], source=source) as writer:
+    told = [player.told]
+    with write_dataset(out, [player.spec], told, source=source, held_out=held_out) as writer:
 
         def keep(take: Take) -> None:
             writer.append_episode(from_gym_steps(**take.stacked()), success=take.success)
@@ -122,7 +125,9 @@ def record(
     return Dataset.open(out), tuple(played.failures)
 
 
-def record_replay(out: Path, *, run: Path, checkpoint: str | None = None) -> Dataset:
+def record_replay(
+    out: Path, *, run: Path, checkpoint: str | None = None, held_out: float = 0.0
+) -> Dataset:
     """Packs the episodes in the replay of a run's checkpoint, the last 'replay.capacity_rows' of
     its experience; an episode that is not held from its first row on, or has no second, is left
     out."""
@@ -134,7 +139,7 @@ def record_replay(out: Path, *, run: Path, checkpoint: str | None = None) -> Dat
     if not isinstance(agent.replay, RingReplay):
         raise ConfigError(f"{run} learned from a dataset: it has no replay of its own to record.")
     extras = agent.replay.row_spec.extras
-    with write_dataset(out, [agent.spec], [told], source=source) as writer:
+    with write_dataset(out, [agent.spec], [told], source=source, held_out=held_out) as writer:
         for rows in agent.replay.episodes():
             if len(rows["reward"]) > 1:
                 named = {f"info/{k}" if k in extras else k: x for k, x in rows.items()}
