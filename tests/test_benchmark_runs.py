@@ -123,3 +123,52 @@ def test_ctrl_c_ends_in_a_sentence(times):
         told, wrong = process.communicate(timeout=30)
     assert said == "Interrupted. The same command goes on where this one stops.\n"
     assert (process.returncode, told, wrong) == (130, "", "")
+
+
+# What learning_kinds makes of its runs
+
+
+@pytest.fixture
+def kinds(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import learning_kinds
+
+    return learning_kinds
+
+
+def a_run(score, chance, minutes=5.0, **more):
+    return {
+        "return_mean": score,
+        "random_returns": chance,
+        "minutes_of_training": minutes,
+        **more,
+    }
+
+
+def test_a_kind_is_judged_by_intervals_and_not_by_means(kinds):
+    """Student's t for three seeds: 12 -+ 4.303 * 2 / sqrt(3) = 7.03 to 16.97."""
+    runs = [a_run(10.0, [1.0, 3.0]), a_run(12.0, [2.0, 2.0], 9.0), a_run(14.0, [2.0, 2.0])]
+    found = kinds.summary(runs, 12.5)
+    assert found["return_mean"] == 12.0 and found["random_return_mean"] == 2.0
+    assert found["interval_over_seeds"] == pytest.approx([7.031, 16.969], abs=1e-3)
+    assert found["above_random_play"] and not found["aim_reached"]
+    assert found["most_minutes"] == 9.0
+    scattered = [a_run(0.0, [1.0, 3.0]), a_run(12.0, [2.0, 2.0]), a_run(24.0, [2.0, 2.0])]
+    assert not kinds.summary(scattered, 12.0)["above_random_play"]
+    assert kinds.summary(scattered, 12.0)["aim_reached"]
+    assert kinds.summary(runs[:1], None)["above_random_play"] is None
+
+
+def test_each_task_of_recorded_data_is_measured_against_who_recorded_it(kinds):
+    """Aims: 80 percent of 1000 and of 100."""
+    outcomes = [
+        [a_run(score, [0.0, 1.0], recorded=1000.0), a_run(score / 10, [0.0, 1.0], recorded=100.0)]
+        for score in (790.0, 800.0, 810.0)
+    ]
+    found = kinds.summary_offline(outcomes)
+    assert [found[task]["aim"] for task in kinds.OFFLINE_TASKS] == [800.0, 80.0]
+    assert [found[task]["return_mean"] for task in kinds.OFFLINE_TASKS] == [800.0, 80.0]
+    assert all(found[task]["aim_reached"] for task in kinds.OFFLINE_TASKS)
+    outcomes[0][1]["return_mean"] = 70.0
+    found = kinds.summary_offline(outcomes)
+    assert [found[task]["aim_reached"] for task in kinds.OFFLINE_TASKS] == [True, False]
