@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from forethought.nets.convolutions import after
 from forethought.nets.images import FrameLayout
 from forethought.nets.kernels import Kernels, TorchKernels
 
@@ -38,11 +39,6 @@ def layers_for(height: int, width: int) -> Layers:
             break
         chosen.append((3, stride))
     return tuple(chosen)
-
-
-def after(side: int, kernel: int, stride: int) -> int:
-    """The length of a side behind a layer without padding; below 1 where the kernel is longer."""
-    return (side - kernel) // stride + 1
 
 
 def sides(height: int, width: int, layers: Layers) -> list[tuple[int, int]]:

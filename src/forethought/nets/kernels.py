@@ -1,8 +1,8 @@
 """The activations of TD-MPC2's layers, each fused with the LayerNorm in front of it.
 
 `norm_mish(x) = mish(LN(x))` and `norm_simnorm(x) = softmax over groups of 8 of LN(x)`; beside
-them `decode`, which turns two-hot logits into numbers, and `images`, which turns bytes into what a
-convolution takes.
+them `decode`, which turns two-hot logits into numbers, `images`, which turns bytes into what a
+convolution takes, and `convolutions`, a stack of these with ReLUs.
 
 Mish costs more than half of the matrix product before it when PyTorch computes it on a CPU, and a
 softmax over groups of eight three times as much as that product. Two remedies, with the same
@@ -11,8 +11,8 @@ results up to rounding:
 - `TorchKernels`: tensor operations, on every device and dtype, with Mish in its algebraic form
   x - 2 x / ((e^x + 1)^2 + 1): one exponential, four passes. For x << 0, where Mish is next to
   nothing, its terms cancel; the error stays as small as that of PyTorch's own (1e-6).
-- `NativeKernels`: the C functions of `kernels.c`, for float32 on a CPU, built once by the
-  machine's C compiler and cached. Whatever they cannot take goes to `TorchKernels`.
+- `NativeKernels`: the C functions of `kernels.c` and `convolutions.c`, for float32 on a CPU, built
+  once by the machine's C compiler and cached. Whatever they cannot take goes to `TorchKernels`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from forethought.maths import TwoHot
 from forethought.nets.cache import user_cache
+from forethought.nets.convolutions import convolved, declare, layer_by_layer, stack_of
 from forethought.nets.images import FrameLayout, prepared
 
 EPS = 1e-5  # LayerNorm's, also in kernels.c
+FLAGS = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fopenmp", "-fPIC")
+"""For the C compiler; what is not a number stays so."""
 
 
 class Kernels(Protocol):
@@ -74,6 +78,10 @@ class Kernels(Protocol):
         pad: int,
         dtype: torch.dtype,
     ) -> Tensor: ...
+
+    def convolutions(self, x: Tensor, convs: Sequence[nn.Conv2d]) -> Tensor:
+        """Images [B, C, H, W], which are data, to features [B, D]; a ReLU follows each layer."""
+        ...
 
 
 class TorchKernels:
@@ -113,6 +121,9 @@ class TorchKernels:
         dtype: torch.dtype,
     ) -> Tensor:
         return prepared(frames, layout, offset, pad, dtype)
+
+    def convolutions(self, x: Tensor, convs: Sequence[nn.Conv2d]) -> Tensor:
+        return layer_by_layer(x, convs)
 
 
 def _mish(h: Tensor) -> Tensor:
@@ -212,6 +223,12 @@ class NativeKernels:
             count, stack, *shape, layout.channels, layout.channels_last, layout.scale, layout.bias,
         )  # fmt: skip
         return x.permute(0, 3, 1, 2)
+
+    def convolutions(self, x: Tensor, convs: Sequence[nn.Conv2d]) -> Tensor:
+        stack = stack_of(self.library, x, convs) if _native(x) and not x.requires_grad else None
+        if stack is None:
+            return self.fallback.convolutions(x, convs)
+        return convolved(self.library, stack, x, convs)
 
 
 def _native(x: Tensor) -> bool:
@@ -372,31 +389,35 @@ def _load() -> tuple[NativeKernels | None, str]:
         real,
         real,
     ]
+    declare(library)
     how = f"built with {compiler}" if fresh else "taken from the cache"
     return NativeKernels(library), f"C kernels {how}: {path}."
 
 
 def _build(compiler: str) -> tuple[Path, bool]:
     """Compile into the user's cache; the name holds everything the result depends on."""
-    source = Path(__file__).with_suffix(".c")
-    flags = ["-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fopenmp", "-fPIC"]
+    sources = sorted(Path(__file__).parent.glob("*.c"))
+    flags = list(FLAGS)
     if platform.machine().lower() in ("x86_64", "amd64"):
         # Wide registers where there are such; reciprocals refined to full precision for division.
         flags += ["-mprefer-vector-width=512", "-mrecip"]
     processor = platform.processor() + platform.machine() + _cpu_flags()
-    key = hashlib.sha256((source.read_text() + compiler + str(flags) + processor).encode())
+    text = "".join(source.read_text() for source in sources)
+    key = hashlib.sha256((text + compiler + str(flags) + processor).encode())
     root = user_cache()
     target = root / f"kernels-{key.hexdigest()[:16]}.so"
     if target.exists():
         return target, False
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root) as scratch:
-        object_file, library = Path(scratch, "kernels.o"), Path(scratch, "kernels.so")
-        compile_ = [compiler, *flags, "-c", str(source), "-o", str(object_file)]
+        library, objects, commands = Path(scratch, "kernels.so"), [], []
+        for source in sources:
+            objects.append(str(Path(scratch, source.name).with_suffix(".o")))
+            commands.append([compiler, *flags, "-c", str(source), "-o", objects[-1]])
         # Linked without -fopenmp on purpose: the OpenMP calls then resolve to the runtime that
         # PyTorch has loaded, and both share one pool of threads.
-        link = [compiler, "-shared", str(object_file), "-o", str(library), "-lm"]
-        for command in (compile_, link):
+        commands.append([compiler, "-shared", *objects, "-o", str(library), "-lm"])
+        for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             if done.returncode != 0:
                 raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr else "no message")

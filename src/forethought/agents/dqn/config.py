@@ -363,8 +363,9 @@ class DQNConfig:
     """Last images seen together, each stored once; None is 4 for a camera's pictures (bytes with
     1 or 3 channels), else 1."""
     compile: Literal["auto", "off", "kernels"] = "auto"
-    """kernels: bytes of stacked images become the network's numbers by C, the same numbers in less
-    time (a tenth, for four grey frames); auto: on a CPU, where there is a C compiler."""
+    """kernels: bytes of stacked images become the network's numbers by C, and the convolutions of
+    nature are computed by it, the same up to rounding in less time; auto: on a CPU, where there is
+    a C compiler."""
 
     def __post_init__(self) -> None:
         def check(name: str, condition: bool, rule: str) -> None:

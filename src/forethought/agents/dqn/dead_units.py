@@ -25,7 +25,7 @@ def dead_share(network: QNetwork, obs: Tensor, tau: Tensor | None) -> float:
 
     hooks = [module.register_forward_hook(look) for module in _before_relu(network)]
     try:
-        network(obs, None, tau)
+        network.head(network.trunk.layers(obs), None, tau)  # one by one, or no hook is called
     finally:
         for hook in hooks:
             hook.remove()

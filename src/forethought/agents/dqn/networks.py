@@ -22,7 +22,8 @@ from forethought.agents.dqn.config import (
     Nature,
 )
 from forethought.config import ConfigError
-from forethought.nets.conv import after, sides
+from forethought.nets.conv import sides
+from forethought.nets.convolutions import after
 from forethought.nets.images import FrameLayout
 from forethought.nets.kernels import Kernels, TorchKernels, native_kernels
 from forethought.nets.spectral import SpectralConv2d
@@ -105,14 +106,25 @@ def _conv3(inputs: int, outputs: int, spectral: bool) -> nn.Conv2d:
 
 
 class Trunk(nn.Module):
-    """Observations to `features` numbers each."""
+    """Observations to `features` numbers each.
 
-    def __init__(self, layers: list[nn.Module], features: int, hidden_units: int) -> None:
+    Where all between `Pixels` and the flattened features are convolutions with ReLUs, kernels may
+    compute them in one go; `layers` one by one give the same up to rounding.
+    """
+
+    def __init__(
+        self, layers: list[nn.Module], features: int, hidden_units: int, plain: bool = False
+    ) -> None:
+        """`plain` says that the layers are Pixels, convolutions with ReLUs, and Flatten."""
         super().__init__()
         self.layers = nn.Sequential(*layers)
         self.features, self.hidden_units = features, hidden_units
+        self.convs = [layer for layer in layers if plain and isinstance(layer, nn.Conv2d)]
+        self.kernels: Kernels = TorchKernels()
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.convs:
+            return self.kernels.convolutions(self.layers[0](x), self.convs)
         out: Tensor = self.layers(x)
         return out
 
@@ -196,7 +208,8 @@ def make_trunk(network: Network, image: Image | None, frames: int, vector: int) 
             inputs = channels
             height, width = after(height, kernel, stride), after(width, kernel, stride)
     layers.append(nn.Flatten())
-    return Trunk(layers, inputs * height * width, network.hidden_units)
+    plain = isinstance(network, Nature)
+    return Trunk(layers, inputs * height * width, network.hidden_units, plain)
 
 
 def initialise(

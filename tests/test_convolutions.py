@@ -1,0 +1,192 @@
+"""Convolutions in C: the same as torch's, layer by layer, up to rounding."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import platform
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from forethought.nets import kernels as kernel_module
+from forethought.nets.convolutions import convolved, declare, layer_by_layer, stack_of
+from forethought.nets.kernels import TorchKernels, native_kernels
+
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+OTHERS = {
+    "two layers, not square": ((2, 30, 41), ((32, 4, 2), (32, 4, 2))),
+    "one layer": ((8, 20, 20), ((64, 3, 1),)),
+    "positions that fill no tile": ((4, 25, 25), ((64, 4, 3), (128, 3, 1))),
+}
+CPU = torch.device("cpu")
+
+
+def made(channels: int, layers: Any, seed: int = 0) -> list[nn.Conv2d]:
+    torch.manual_seed(seed)
+    convs = []
+    for outputs, kernel, stride in layers:
+        convs.append(nn.Conv2d(channels, outputs, kernel, stride))
+        channels = outputs
+    return convs
+
+
+def images(count: int, channels: int, height: int, width: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, channels, height, width, generator=generator)
+
+
+@pytest.fixture(scope="module", params=["this processor", "without AVX-512"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The C functions, also in the form for narrower registers."""
+    if native_kernels(CPU)[0] is None:
+        pytest.skip("no C compiler here")
+    if request.param == "this processor":
+        return native_kernels(CPU)[0].library  # type: ignore[union-attr]
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        pytest.skip("this processor has one width")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    patch.setattr(kernel_module, "FLAGS", (*kernel_module.FLAGS, "-mno-avx512f"))
+    try:
+        path, _ = kernel_module._build(str(shutil.which("cc") or shutil.which("gcc")))
+    finally:
+        patch.undo()
+    built = ctypes.CDLL(str(path))
+    declare(built)
+    return built
+
+
+def both(library: Any, x: Tensor, convs: list[nn.Conv2d]) -> tuple[Any, Any]:
+    """Features and gradients of C, and of torch in double precision."""
+    found = []
+    for name in ("c", "torch"):
+        own = copy.deepcopy(convs)
+        if name == "c":
+            stack = stack_of(library, x, own)
+            assert stack is not None
+            features = convolved(library, stack, x, own)
+        else:
+            own = [conv.double() for conv in own]
+            features = layer_by_layer(x.double(), own)
+        slope = torch.linspace(0.1, 1, features.numel()).view_as(features).to(features.dtype)
+        features.backward(slope)  # type: ignore[no-untyped-call]
+        found.append((features.detach(), [p.grad for conv in own for p in conv.parameters()]))
+    return found[0], found[1]
+
+
+def close(ours: Tensor, wanted: Tensor) -> bool:
+    assert ours.shape == wanted.shape
+    return bool((ours - wanted).abs().max() <= 1e-5 * wanted.abs().max())
+
+
+def nearly(ours: Tensor, wanted: Tensor) -> bool:
+    """As a whole: where a sum is 0 but for rounding, a ReLU may let through what another stops."""
+    assert ours.shape == wanted.shape
+    return bool((ours - wanted).norm() <= 1e-4 * wanted.norm())
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 32])
+@pytest.mark.parametrize("positive", [True, False])
+def test_features_and_gradients_are_those_of_torch(
+    library: Any, count: int, positive: bool
+) -> None:
+    """With positive weights no ReLU stops anything, and every number can be compared."""
+    convs = made(4, NATURE)
+    if positive:
+        with torch.no_grad():
+            for conv in convs:
+                conv.weight.abs_()
+                conv.bias.abs_()  # type: ignore[union-attr]
+    (features, gradients), (wanted, slopes) = both(library, images(count, 4, 84, 84), convs)
+    assert close(features, wanted)
+    same = close if positive else nearly
+    assert all(same(a, b) for a, b in zip(gradients, slopes, strict=True))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_shapes_are_those_of_torch_too(library: Any, name: str) -> None:
+    shape, layers = OTHERS[name]
+    (features, gradients), (wanted, slopes) = both(
+        library, images(3, *shape), made(shape[0], layers)
+    )
+    assert close(features, wanted)
+    assert all(nearly(a, b) for a, b in zip(gradients, slopes, strict=True))
+
+
+def test_without_a_gradient_the_features_are_the_same_bits(library: Any) -> None:
+    """Acting, targets and learning see one network; an image's features are its own alone."""
+    x, convs = images(5, 4, 84, 84), made(4, NATURE)
+    stack = stack_of(library, x, convs)
+    learning = convolved(library, stack, x, convs)
+    with torch.no_grad():
+        assert torch.equal(convolved(library, stack, x, convs), learning)
+        assert torch.equal(convolved(library, stack, x[2:3], convs), learning[2:3])
+
+
+def test_the_same_threads_give_the_same_bits(library: Any) -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            first, again = (
+                both(library, images(8, 4, 84, 84), made(4, NATURE))[0] for _ in range(2)
+            )
+            assert torch.equal(first[0], again[0])
+            assert all(torch.equal(a, b) for a, b in zip(first[1], again[1], strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_is_not_a_number_is_not_hidden(library: Any) -> None:
+    """A ReLU written as 'greater than 0, else 0' would swallow it, and no gate would see it."""
+    x, convs = images(2, 4, 84, 84), made(4, NATURE)
+    x[1, 0, 40, 40] = torch.nan
+    features = convolved(library, stack_of(library, x, convs), x, convs)
+    assert features[0].isfinite().all() and features[1].isnan().any()
+    features.sum().backward()  # type: ignore[no-untyped-call]
+    assert all(conv.weight.grad.isnan().any() for conv in convs)  # type: ignore[union-attr]
+
+
+def test_weights_that_lie_otherwise_are_read_right(library: Any) -> None:
+    x, convs = images(2, 4, 84, 84), made(4, NATURE)
+    with torch.no_grad():
+        wanted = convolved(library, stack_of(library, x, convs), x, convs)
+        for conv in convs:
+            conv.to(memory_format=torch.channels_last)
+        assert torch.equal(convolved(library, stack_of(library, x, convs), x, convs), wanted)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer"),
+    [
+        ((4, 84, 84), {"out_channels": 24}),
+        ((3, 84, 84), {"kernel_size": 7}),
+        ((4, 10, 10), {"stride": 3}),
+        ((4, 84, 84), {"padding": 1}),
+        ((4, 84, 84), {"bias": False}),
+        ((4, 84, 84), {"dilation": 2}),
+        ((4, 84, 84), {"groups": 2}),
+        ((4, 84, 84), {"kernel_size": (8, 4)}),
+        ((4, 84, 84), {"stride": (4, 2)}),
+    ],
+    ids=lambda x: str(x),
+)
+def test_what_c_cannot_compute_is_left_to_torch(
+    library: Any, shape: tuple[int, int, int], layer: dict[str, Any]
+) -> None:
+    conv = nn.Conv2d(shape[0], **{"out_channels": 32, "kernel_size": 8, "stride": 4, **layer})
+    assert stack_of(library, images(2, *shape), [conv]) is None
+
+
+def test_other_types_and_images_with_gradients_are_left_to_torch() -> None:
+    kernels = native_kernels(CPU)[0] or TorchKernels()
+    convs = made(4, NATURE)
+    x = images(2, 4, 84, 84).requires_grad_()
+    kernels.convolutions(x, convs).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None and x.grad.abs().sum() > 0
+    doubles = [conv.double() for conv in convs]
+    assert kernels.convolutions(x.detach().double(), doubles).dtype == torch.float64
