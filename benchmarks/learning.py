@@ -16,7 +16,7 @@ from typing import Any
 
 from forethought.tracking import RunDirectory
 from results import carry_out, write
-from runs import at_once, curve, evaluated, origin, train_or_resume
+from runs import at_once, curve, evaluated, is_trial, origin, train_or_resume
 
 TASKS = {
     "dmc:cartpole-swingup": {"required": 750, "published": 839.4},
@@ -59,8 +59,8 @@ def main() -> None:
     parser.add_argument("--flags", nargs="*", default=[], help="further flags, without their --")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     options = parser.parse_args()
+    trial = is_trial(parser, options)
     options.flags = [f"--{flag}" for flag in options.flags]
-    options.out.mkdir(parents=True, exist_ok=True)
     # Seed by seed, so that a benchmark cut short has something of every task.
     work = [(task, seed) for seed in options.seeds for task in options.tasks]
     found = at_once(options.jobs, lambda pair: learn(*pair, options), work)
@@ -73,7 +73,8 @@ def main() -> None:
         tasks[task] = {"return_mean": mean, "random_return_mean": random, **goal, "runs": runs}
         print(f"{task}: mean {mean:.1f}, random play {random:.1f}, {goal}")
     result = {"preset": options.preset, "agent_steps": options.steps, "tasks": tasks}
-    print(f"written: {write(f'learning_{options.preset}', result)}")
+    if not trial:
+        print(f"written: {write(f'learning_{options.preset}', result)}")
 
 
 if __name__ == "__main__":

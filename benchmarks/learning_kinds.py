@@ -30,6 +30,7 @@ from runs import (
     evaluated,
     forethought,
     interval_over_seeds,
+    is_trial,
     minutes_of_training,
     origin,
     train_or_resume,
@@ -200,7 +201,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=20, help="evaluation episodes")
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    trial = is_trial(parser, options, "kinds")
 
     def made(pair: tuple[int, str]) -> Any:
         seed, kind = pair
@@ -226,10 +227,9 @@ def main() -> None:
                 f"{task}: {facts['return_mean']:.1f} {facts['interval_over_seeds']}, random play "
                 f"{facts['random_return_mean']:.1f} {facts['random_interval']}, aim {facts['aim']}"
             )
-        # A file per kind: kinds can be made again one by one.
-        print(
-            f"written: {write(f'learning_{kind}', {'most_minutes_asked': MOST_MINUTES} | result)}"
-        )
+        if not trial:  # a file per kind: kinds can be made again one by one
+            result = {"most_minutes_asked": MOST_MINUTES, "episodes": options.episodes} | result
+            print(f"written: {write(f'learning_{kind}', result)}")
 
 
 if __name__ == "__main__":

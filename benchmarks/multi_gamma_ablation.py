@@ -26,7 +26,7 @@ from forethought.files import read_json
 from forethought.report.statistics import area_under_curve
 from forethought.tracking import RunDirectory, read_rows
 from results import carry_out, write
-from runs import at_once, curve, forethought, interval_over_seeds, train_or_resume
+from runs import at_once, curve, forethought, interval_over_seeds, is_trial, train_or_resume
 from tdmpc2_speed import auxiliary_overhead, small
 
 TASKS = ("dmc:cartpole-swingup", "dmc:reacher-easy")
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--report", action="store_true", help="report what is there, train nothing")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    trial = is_trial(parser, options, "report")
     # Seed by seed, so that an ablation cut short has whole pairs.
     work = [(t, v, s) for s in options.seeds for t in options.tasks for v in options.variants]
     found = at_once(options.jobs, lambda one: learn(*one, options), work)
@@ -271,7 +271,8 @@ def main() -> None:
         "overhead_of_an_update": overhead,
         "runs": runs,
     }
-    print(f"written: {write('multi_gamma_ablation', result)}")
+    if not trial:
+        print(f"written: {write('multi_gamma_ablation', result)}")
 
 
 if __name__ == "__main__":

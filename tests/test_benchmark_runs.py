@@ -172,3 +172,42 @@ def test_each_task_of_recorded_data_is_measured_against_who_recorded_it(kinds):
     outcomes[0][1]["return_mean"] = 70.0
     found = kinds.summary_offline(outcomes)
     assert [found[task]["aim_reached"] for task in kinds.OFFLINE_TASKS] == [True, False]
+
+
+@pytest.mark.parametrize(("words", "written"), [([], 1), (["--seeds", "1"], 0)])
+def test_a_trial_of_kinds_publishes_nothing(kinds, monkeypatch, tmp_path, words, written):
+    made = []
+    monkeypatch.setattr(sys, "argv", ["x", "--kinds", "cartpole", "--out", str(tmp_path), *words])
+    monkeypatch.setattr(
+        kinds, "at_once", lambda jobs, learn, work: [a_run(10.0 + s, [1.0, 2.0]) for s, _ in work]
+    )
+    monkeypatch.setattr(kinds, "write", lambda name, result: made.append((name, result)))
+    kinds.main()
+    assert [name for name, _ in made] == ["learning_cartpole"] * written
+
+
+@pytest.mark.parametrize(("words", "written"), [([], 1), (["--steps", "500"], 0)])
+def test_a_trial_of_the_learning_runs_publishes_nothing(monkeypatch, tmp_path, words, written):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import learning
+
+    made = []
+    run = {"return_mean": 1.0, "random_return_mean": 0.5}
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), *words])
+    monkeypatch.setattr(learning, "at_once", lambda jobs, learn, work: [run for _ in work])
+    monkeypatch.setattr(learning, "write", lambda name, result: made.append(name))
+    learning.main()
+    assert made == ["learning_tdmpc2_small"] * written
+
+
+@pytest.mark.parametrize(("words", "written"), [([], 1), (["--steps", "500"], 0)])
+def test_a_trial_of_the_ablation_publishes_nothing(monkeypatch, tmp_path, words, written):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import multi_gamma_ablation as ablation
+
+    made = []
+    monkeypatch.setattr(sys, "argv", ["x", "--report", "--out", str(tmp_path), *words])
+    monkeypatch.setattr(ablation, "auxiliary_overhead", lambda *given: {})
+    monkeypatch.setattr(ablation, "write", lambda name, result: made.append(result))
+    ablation.main()
+    assert [result["runs_missing"] for result in made] == [30] * written

@@ -144,6 +144,14 @@ def test_episodes_are_held_out_when_asked(run, capsys, tmp_path):
     ):
         told = json.loads(said(capsys, *words, *share))
         assert told["held_out_episodes"] == told["episodes"] // 2 > 0
+    assert "2 episodes (1 held out)" in said(capsys, "describe", "c")
+
+
+def test_an_import_asks_the_tasks_how_wide_they_are(capsys, tmp_path):
+    columns = chunk_columns([0], obs=24, action=6, widths=((3, 1),))
+    write_chunk(tmp_path / "chunk.pt", columns)
+    words = ["import", "chunk.pt", "--tasks", "dmc:cartpole-swingup", "--out", "d", "--json"]
+    assert json.loads(said(capsys, *words))["tasks"][0]["observations"] == "float32 (5,)"
 
 
 def test_several_datasets_are_described_together(capsys, tmp_path):

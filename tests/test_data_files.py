@@ -346,6 +346,22 @@ def test_a_share_of_each_task_is_held_out(tmp_path, share, held):
         assert np.flatnonzero(table[table["task"] == task]["split"]).tolist() == held
 
 
+def test_a_share_of_less_than_an_episode_is_told(tmp_path, caplog):
+    with write_dataset(tmp_path / "d", [spec()], ["x"], source="s", held_out=0.1) as writer:
+        for number in range(5):
+            writer.append_episode(episode_rows(number, 3))
+    (said,) = [record.message for record in caplog.records]
+    assert said.startswith("None of the 5 episodes of stub:a is held out")
+
+
+def test_a_split_that_there_is_not_is_refused_before_anything_is_written(tmp_path):
+    with (
+        pytest.raises(ConfigError, match="split is test, but must be train or held-out"),
+        write_dataset(tmp_path / "d", [spec()], ["x"], source="s") as writer,
+    ):
+        writer.append_episode(episode_rows(0, 3), split="test")
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
 def test_a_share_that_cannot_be_held_out_is_refused(tmp_path, share):
     with (

@@ -110,6 +110,48 @@ def test_data_that_cannot_be_of_the_task_it_is_said_to_be_is_refused(tmp_path, w
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "task", ["minatar:breakout", "multi:dmc:cartpole-swingup,dmc:reacher-easy"]
+)
+def test_chunks_are_of_single_tasks_with_vectors(tmp_path, task):
+    columns = chunk_columns([0], obs=24, action=6, widths=((5, 1),))
+    path = write_chunk(tmp_path / "chunk.pt", columns)
+    with pytest.raises(DatasetError, match=r"chunks hold vectors of single tasks, but that has"):
+        import_tdmpc2(path, tmp_path / "out", tasks=[task], spec_of=spec_of)
+
+
+def test_the_narrowest_file_counts_for_each_column_by_itself(tmp_path):
+    """One file has room for 24 and 1, the other for 5 and 6: an action of 2 has none in both."""
+    for name, obs, action in (("a", 24, 1), ("b", 5, 6)):
+        columns = chunk_columns([0], obs=obs, action=action, widths=((5, 1),))
+        write_chunk(tmp_path / f"{name}.pt", columns)
+    task = ["dmc:reacher-easy"]  # 6 and 2
+    with pytest.raises(DatasetError, match="of the 5 and 1 in the file 5 and 1 are used"):
+        import_tdmpc2(tmp_path, tmp_path / "out", tasks=task, spec_of=spec_of)
+
+
+def test_widths_that_are_guessed_are_told_with_the_reason(tmp_path, caplog):
+    path = write_chunk(tmp_path / "chunk.pt", chunk_columns([0]))
+    import_tdmpc2(path, tmp_path / "out", tasks=["dmc:cartpole-swingpu"], spec_of=spec_of)
+    (said,) = [record.message for record in caplog.records]
+    assert "guessed from the data" in said and "Did you mean dmc:cartpole-swingup?" in said
+    caplog.clear()
+    import_tdmpc2(path, tmp_path / "mine", tasks=[MT30[-1]], spec_of=spec_of)
+    (said,) = [record.message for record in caplog.records]
+    assert said.endswith(f"{MT30[-1]} (they have no environment here)")
+
+
+def test_a_share_is_checked_before_anything_is_read(tmp_path):
+    with pytest.raises(ConfigError, match="held_out is 2, but must be a share"):
+        import_dataset(tmp_path / "absent.pt", tmp_path / "out", held_out=2)
+
+
+def test_episodes_of_minari_are_held_out_too(tmp_path):
+    folder = write_minari(tmp_path / "m", [minari_episode(5, seed=n) for n in range(4)], **BOX)
+    dataset = import_dataset(folder, tmp_path / "out", held_out=0.5)
+    assert dataset.episodes["split"].tolist() == [0, 1, 0, 1]
+
+
 @pytest.mark.parametrize(("rows", "names"), [(501, MT30), (101, MT80)])
 def test_the_official_sets_are_known_by_the_length_of_their_episodes(tmp_path, rows, names):
     path = write_chunk(tmp_path / "chunk.pt", chunk_columns([1, 0], rows=rows))

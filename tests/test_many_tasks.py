@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from dataclasses import replace
@@ -17,6 +18,7 @@ from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.agents.tdmpc2.tasks import discount, embedding_dim
 from forethought.config import (
     ConfigError,
+    EnvConfig,
     EpisodeReplayConfig,
     ForethoughtError,
     TransitionReplayConfig,
@@ -32,9 +34,9 @@ from forethought.envs.episodes import (
 from forethought.envs.vector import batch_infos, infos_of_each
 from forethought.replay import Replay
 from forethought.seeding import Streams
-from forethought.training import watch
+from forethought.training import evaluate, watch
 from forethought.training.build import load_agent
-from forethought.training.evaluate import EvalResult, RandomPolicy, check_every_task
+from forethought.training.evaluate import EvalResult, Evaluator, RandomPolicy, check_every_task
 from tests.tdmpc2_agents import CONFIG, FAST, TINY, make_agent
 
 PAIR = "multi:dmc:cartpole-swingup,dmc:reacher-easy"
@@ -357,6 +359,19 @@ def test_a_task_of_which_no_episode_could_be_played_leaves_no_mean():
     only.failures.append("the engine of it broke")
     with pytest.raises(EvaluationError, match=f"{b} could be played.* the engine of it broke"):
         check_every_task(only, spec)
+    only.failures[:] = [f"{b}-backwards broke", f"{b} broke"]
+    with pytest.raises(EvaluationError, match=f"all tasks. {b} broke"):
+        check_every_task(only, spec)
+
+
+def test_an_evaluation_that_lacks_a_task_has_failed(monkeypatch):
+    a, b = multi.members(PAIR)
+    monkeypatch.setattr(
+        evaluate, "run_episodes", lambda *_, **__: played((a, 900.0, None), (a, 900.0, None))
+    )
+    evaluator = Evaluator(PAIR, EnvConfig(), Streams(1), 1)
+    with contextlib.closing(evaluator), pytest.raises(EvaluationError, match=f"episode of {b}"):
+        evaluator.random()
 
 
 def test_success_is_the_scale_of_tasks_that_report_it_and_others_have_none():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from forethought.cli import main
 from forethought.config import ForethoughtError
 from forethought.tracking import RunDirectory
 from forethought.training import collect
+from forethought.training import official as official_module
 from forethought.training.build import load_agent
 from forethought.training.loop import resume_run
 from forethought.training.official import export_run
+from forethought.training.signals import Interrupted
 from tests.official_files import LAYOUTS, OfficialNetworks
 
 TASK = "gym:Pendulum-v1"
@@ -50,6 +54,36 @@ def test_an_imported_run_plays_with_the_official_weights(layout, tmp_path, capsy
     )
     assert main(["evaluate", str(run), "--episodes", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["checkpoint_step"] == 0
+
+
+def test_a_signal_while_a_run_is_written_leaves_it_whole(tmp_path, monkeypatch, capsys):
+    """What says that nothing was written must not leave something."""
+    create = RunDirectory.create
+
+    def interrupted(*given: Any) -> RunDirectory:
+        run = create(*given)
+        os.kill(os.getpid(), signal.SIGINT)
+        return run
+
+    monkeypatch.setattr(RunDirectory, "create", interrupted)
+    run = imported(tmp_path)
+    assert "nothing was written" not in capsys.readouterr().err
+    assert load_agent(run).model is not None
+
+
+def test_a_signal_before_a_run_is_written_leaves_nothing(tmp_path, monkeypatch, capsys):
+    official(tmp_path / "agent.pt")
+    build = official_module.build_parts
+
+    def interrupted(config: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return build(config)
+
+    monkeypatch.setattr(official_module, "build_parts", interrupted)
+    words = ["import-tdmpc2", str(tmp_path / "agent.pt"), "--task", TASK, *SMALL]
+    with pytest.raises(Interrupted, match="130"):
+        main([*words, "--out", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_imported_run_tells_where_it_comes_from(tmp_path):

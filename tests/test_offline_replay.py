@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -174,11 +175,36 @@ def test_held_out_episodes_are_never_drawn(tmp_path):
     assert {episode for episode, _ in where(replay.sample(100))} == {0, 3}
     others = replay_of(dataset, split="held-out")
     assert {episode for episode, _ in where(others.sample(100))} == {1, 2}
-    with pytest.raises(ReplayError, match="has split None, but this one has held-out"):
+    with pytest.raises(ReplayError, match="has split train, but this one has held-out"):
         others.check(*replay.state())
-    whole = Dataset.open(make_dataset(tmp_path / "whole", (6, 7)))
-    with pytest.raises(ConfigError, match="No held-out episode of stub:a in"):
-        replay_of(whole, split="held-out")
+    with pytest.raises(ReplayError, match="has split held-out, but this one has train"):
+        replay.check(*others.state())
+    state, tensors = replay.state()
+    del state["layout"]["split"]  # as it was saved before there was a choice
+    replay.check(state, tensors)
+
+
+@pytest.mark.parametrize(("held_out", "split"), [((), "held-out"), ((0, 1), "train")])
+def test_a_split_without_episodes_is_told(tmp_path, held_out, split):
+    dataset = Dataset.open(make_dataset(tmp_path / "d", (60, 70), held_out=held_out))
+    with pytest.raises(ConfigError, match=f"is of the split {split}; record or import with"):
+        replay_of(dataset, split=split)
+
+
+@pytest.mark.parametrize(("recorded", "here"), [(6, 18), (18, 6), (5, 2)])
+def test_actions_of_another_numbering_are_refused(tmp_path, recorded, here):
+    """Action 5 of Pong's six is another button than action 5 of all eighteen."""
+    specs = [replace(spec(), action_space=Discrete(n)) for n in (recorded, here)]
+    rows = episode_rows(0, 9)
+    rows["action"] = (np.arange(10) % 2).astype(np.int64)
+    with write_dataset(tmp_path / "d", [specs[0]], ["x"], source="stub") as writer:
+        writer.append_episode(rows)
+    dataset = Dataset.open(tmp_path / "d")
+    with pytest.raises(
+        ConfigError, match=rf"are Discrete\({recorded}\) there, but Discrete\({here}\) here"
+    ):
+        replay_of(dataset, task=specs[1])
+    assert replay_of(dataset, task=specs[0]).sample(4).action.shape == (3, 4)
 
 
 def test_a_missing_task_is_named(data):

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from forethought.config import ConfigError
@@ -49,11 +50,13 @@ def check_columns(
     """
     if not datasets:
         raise ConfigError("No dataset was given to learn from.")
-    alone = {own.task: {x.path: x for x in data_leaves(own)} for own in spec.tasks or (spec,)}
+    specs = {own.task: own for own in spec.tasks or (spec,)}
+    alone = {name: {x.path: x for x in data_leaves(own)} for name, own in specs.items()}
     for dataset in datasets:
         for task in dataset.tasks:
             if task.name not in tasks:
                 continue
+            _check_choices(dataset, task.spec, specs.get(task.name))
             there = {leaf.path: leaf for leaf in data_leaves(task.spec)}
             for leaf in rows.leaves:
                 if is_task(leaf, rows):
@@ -69,6 +72,17 @@ def check_columns(
                         f"{has}, but {'the task' if own else 'the agent'}'s is {wanted.dtype} "
                         f"{wanted.shape}."
                     )
+
+
+def _check_choices(dataset: Dataset, found: EnvSpec, own: EnvSpec | None) -> None:
+    """Refuse discrete actions of another numbering: the same number would be another action."""
+    if own is None or isinstance(own.action_space, Box) or found.action_space == own.action_space:
+        return
+    raise ConfigError(
+        f"{dataset.path} does not fit the agent: the actions of {found.task} are "
+        f"{found.action_space} there, but {own.action_space} here, where a number may be another "
+        "action; give the environment the options that it was recorded with, or record other data."
+    )
 
 
 def check_repeats(datasets: Sequence[Dataset], spec: EnvSpec) -> None:

@@ -56,6 +56,8 @@ def show(datasets: Sequence[Dataset], console: Console) -> None:
         about = description(dataset)
         shards = f"{about['shards']} shard{'s' if about['shards'] > 1 else ''}"
         episodes = f"{about['episodes']:,} episode{'s' if about['episodes'] != 1 else ''}"
+        held = about["held_out_episodes"]
+        episodes += f" ({held:,} held out)" if held else ""
         console.print(
             f"[bold]{escape(about['path'])}[/]: {about['rows']:,} rows, {episodes}, "
             f"{size_in_words(about['bytes'])} in {shards}; {escape(about['source'])}"

@@ -11,6 +11,7 @@ from forethought.data.dataset import Dataset
 from forethought.data.layout import DatasetError
 from forethought.data.minari import METADATA, import_minari
 from forethought.data.tdmpc2_chunks import import_tdmpc2
+from forethought.data.writer import check_share
 from forethought.spaces.spec import EnvSpec
 
 FORMATS = ("auto", "minari", "tdmpc2")
@@ -30,11 +31,13 @@ def import_dataset(
     """Packs a Minari folder, or official TD-MPC2 chunks, into a new dataset.
 
     `task` names the one task of a Minari dataset; `tasks` and `only` are for chunks. The share
-    `held_out` of each task's episodes is marked as never to be learned from. `spec_of` tells how
-    wide the tasks of chunks are, by their names.
+    `held_out` of each task's episodes is marked as never to be learned from. `spec_of`
+    (such as `forethought.envs.spec_of`) tells how wide the tasks of chunks are, by their names;
+    without it that is guessed from the data.
     """
     if format not in FORMATS:
         raise unknown("format", format, FORMATS, f"Choose from {', '.join(FORMATS)}.")
+    check_share(held_out)
     kind = detect(source) if format == "auto" else format
     if kind == "minari":
         if tasks or only:

@@ -230,7 +230,7 @@ class OfflineReplay:
         self, state: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path | None = None
     ) -> None:
         """Refuse a state of other data, or of slices that are drawn otherwise."""
-        saved = state["layout"]
+        saved = {"split": "train", **state["layout"]}  # as all were before there was a choice
         for key, here in self._layout().items():
             if saved.get(key) != here:
                 raise ReplayError(
@@ -255,7 +255,7 @@ class OfflineReplay:
             "columns": {x.path: [str(x.dtype), list(x.shape)] for x in self.row_spec.leaves},
             "tasks": list(self.tasks),
             "datasets": [dataset.fingerprint for dataset in self.datasets],
-            **({"split": self.split} if self.split != "train" else {}),
+            "split": self.split,
         }
 
 
@@ -287,6 +287,16 @@ def _select(
     return parts, (part, task, first, starts), left_out
 
 
+def _has_split(task: str, datasets: Sequence[Dataset], split: str) -> bool:
+    for dataset in datasets:
+        table = dataset.episodes
+        for number, own in enumerate(dataset.tasks):
+            mine = (table["task"] == number) & (table["split"] == SPLITS.index(split))
+            if own.name == task and mine.any():
+                return True
+    return False
+
+
 def _require_all(
     episodes: Mapping[str, int], datasets: Sequence[Dataset], slice_rows: int, split: str
 ) -> None:
@@ -295,6 +305,11 @@ def _require_all(
             continue
         there = sorted({t.name for dataset in datasets for t in dataset.tasks})
         places = ", ".join(str(dataset.path) for dataset in datasets)
+        if task in there and not _has_split(task, datasets, split):
+            raise ConfigError(
+                f"No episode of {task} in {places} is of the split {split}; record or import with "
+                "another --held_out."
+            )
         if task in there:
             raise ConfigError(
                 f"No {split} episode of {task} in {places} has the {slice_rows} rows of a slice; "

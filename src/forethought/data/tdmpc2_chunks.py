@@ -11,6 +11,7 @@ whatever else a file names is refused without being imported.
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +28,11 @@ from forethought.config import ConfigError, nearest
 from forethought.data.archives import check_torch_archive, is_plain_tensor
 from forethought.data.dataset import Dataset
 from forethought.data.layout import DatasetError, stored_leaves
-from forethought.data.tdmpc2_tasks import TASK_SETS
+from forethought.data.tdmpc2_tasks import MT80, TASK_SETS
 from forethought.data.writer import SHARD_BYTES, check_out, write_dataset
 from forethought.spaces.spec import EnvSpec
 
+log = logging.getLogger("forethought")
 NEEDED = ("obs", "action", "reward", "task")
 NUMBERS = (
     *(torch.float64, torch.float32, torch.float16),
@@ -122,8 +124,9 @@ def _checked_columns(path: Path, table: dict[Any, Any]) -> dict[str, NDArray[Any
     for name in names:
         if not is_plain_tensor(table[name]) or table[name].dtype not in NUMBERS:
             raise DatasetError(
-                f"{path} has {name} of type {table[name].dtype} ({table[name].layout}), which is "
-                "no plain tensor of numbers."
+                f"{path} has {name} of type {table[name].dtype} ({table[name].layout}, strides "
+                f"{_strides(table[name])}), which is no plain tensor of numbers that lie one after "
+                "the other."
             )
     columns = {name: table[name].detach().numpy() for name in names}
     shape = columns["reward"].shape
@@ -187,8 +190,9 @@ def import_tdmpc2(
             raise ConfigError(f"There are no episodes of {name} in {source}.{nearest(name, here)}")
     place = {number: i for i, number in enumerate(wanted)}
     if spec_of is not None:
-        for n in wanted:
-            widths[n] = _own_width(source, names[n], widths[n], min(stored), spec_of)
+        least = (min(obs for obs, _ in stored), min(action for _, action in stored))
+        used = {number: widths[number] for number in wanted}
+        widths = _own_widths(source, names, used, least, spec_of)
     specs = [_spec(names[number], *widths[number], rows, terminates) for number in wanted]
     policies = ["replay of TD-MPC2 agents"] * len(specs)
     told = f"official TD-MPC2 chunks in {source.name}"
@@ -204,6 +208,10 @@ def import_tdmpc2(
                     rows_of = _rows(columns, episode, *widths[number])
                     writer.append_episode(rows_of, place[number])
     return Dataset.open(out)
+
+
+def _strides(values: Tensor) -> str:
+    return str(tuple(values.stride())) if values.layout is torch.strided else "none"
 
 
 def _measure(
@@ -225,25 +233,52 @@ def _measure(
             widths[number] = (max(before[0], _width(obs)), max(before[1], _width(action)))
 
 
-def _own_width(
+def _own_widths(
     source: Path,
-    task: str,
-    used: tuple[int, int],
+    names: Sequence[str],
+    used: dict[int, tuple[int, int]],
     stored: tuple[int, int],
     spec_of: Callable[[str], EnvSpec],
+) -> dict[int, tuple[int, int]]:
+    """Elements of each task's observations and actions, of `stored` ones with their padding. Of a
+    task that cannot be made here they are guessed, which is told: the `used` ones."""
+    found, guessed = {}, {}
+    for number, least in used.items():
+        try:
+            spec = spec_of(names[number])
+        except ConfigError as error:  # no such task, or its simulator is not installed
+            found[number], guessed[names[number]] = least, str(error)
+            continue
+        found[number] = _own_width(source, spec, least, stored)
+    if guessed:
+        official = all(name in MT80 for name in guessed)
+        why = "they have no environment here" if official else " ".join(guessed.values())
+        log.warning(
+            "How many observations and actions these tasks have is guessed from the data, as many "
+            "as are ever not zero: %s (%s)",
+            ", ".join(guessed),
+            why,
+        )
+    return found
+
+
+def _own_width(
+    source: Path, spec: EnvSpec, used: tuple[int, int], stored: tuple[int, int]
 ) -> tuple[int, int]:
-    """Elements of a task's observations and actions, of `stored` ones with their padding; where the
-    task is unknown here, the `used` ones that were found not to be zero."""
-    try:
-        spec = spec_of(task)
-    except ConfigError:  # no such task, or its simulator is not installed
-        return used
-    own = (sum(spec.observation_space.shape or ()), sum(spec.action_space.shape or ()))
+    spaces = (spec.observation_space, spec.action_space)
+    vectors = [isinstance(x, gymnasium.spaces.Box) and len(x.shape) == 1 for x in spaces]
+    if spec.tasks or not all(vectors):
+        raise DatasetError(
+            f"{source} is not of {spec.task}: chunks hold vectors of single tasks, but that has "
+            f"observations {spaces[0]} and actions {spaces[1]}."
+        )
+    own = (int(np.prod(spaces[0].shape or ())), int(np.prod(spaces[1].shape or ())))
     if not all(least <= mine <= most for least, mine, most in zip(used, own, stored)):
         raise DatasetError(
-            f"{source} is not of {task}, which has {own[0]} numbers in an observation and {own[1]} "
-            f"in an action: of the {stored[0]} and {stored[1]} in the file {used[0]} and {used[1]} "
-            "are used. Name the tasks in the order of their numbers, --tasks NAME,NAME,..."
+            f"{source} is not of {spec.task}, which has {own[0]} numbers in an observation and "
+            f"{own[1]} in an action: of the {stored[0]} and {stored[1]} in the file {used[0]} and "
+            f"{used[1]} are used. Name the tasks in the order of their numbers, "
+            "--tasks NAME,NAME,..."
         )
     return own
 

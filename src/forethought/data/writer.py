@@ -8,6 +8,7 @@ The folder appears when everything in it is on the disk, or not at all.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ from forethought.spaces import nested
 from forethought.spaces.spec import EnvSpec
 from forethought.spaces.structure import Leaf, Structure
 
+log = logging.getLogger("forethought")
 Rows = dict[str, NDArray[Any]]
 """Columns by name, [rows, ...] each."""
 MASK = "info/action_mask"
@@ -79,6 +81,11 @@ def check_out(path: Path) -> None:
         raise ConfigError(f"{path} exists already; choose a new folder, or remove it.")
 
 
+def check_share(held_out: float) -> None:
+    """Refuse a share of episodes that cannot be held out."""
+    require(0 <= held_out < 1, "held_out", held_out, "a share of the episodes, from 0 to below 1")
+
+
 @contextlib.contextmanager
 def write_dataset(
     path: Path,
@@ -96,7 +103,7 @@ def write_dataset(
     them, is marked as never to be learned from.
     """
     check_out(path)
-    require(0 <= held_out < 1, "held_out", held_out, "a share of the episodes, from 0 to below 1")
+    check_share(held_out)
     for words in (source, *policies, *(spec.task for spec in tasks)):
         try:
             printable(words)
@@ -137,6 +144,7 @@ class DatasetWriter:
         self._columns: dict[str, GrowingColumn] = {}  # of the open shard
         self._table: list[tuple[Any, ...]] = []  # its episodes
         self._returns: list[list[float]] = [[] for _ in self.tasks]
+        self._held = [0 for _ in self.tasks]  # episodes that are not learned from
         self._lengths: list[list[int]] = [[] for _ in self.tasks]
 
     def append_episode(
@@ -153,6 +161,8 @@ class DatasetWriter:
 
         Without a `split` of its own it is learned from or held out as the dataset's share says.
         """
+        split = self._split(len(self._returns[task])) if split is None else split
+        require(split in SPLITS, "split", split, " or ".join(SPLITS))
         name = f"Episode {self.episodes} of {self.tasks[task].task}"
         checked = _checked(rows, self._own_leaves[task], self._ranges[task], name)
         length = len(checked["reward"])
@@ -171,7 +181,6 @@ class DatasetWriter:
         }
         for leaf in self.leaves:
             self._columns[leaf.path].append(_padded(checked[leaf.path], leaf))
-        split = self._split(len(self._returns[task])) if split is None else split
         total = float(checked["reward"].sum(dtype=np.float64))
         verdict = np.nan if success is None else float(success)
         where = (start, length, start_frame)
@@ -179,6 +188,7 @@ class DatasetWriter:
             (self.episodes, task, *where, SPLITS.index(split), relevant, total, verdict)
         )
         self._returns[task].append(total)
+        self._held[task] += split != "train"
         self._lengths[task].append(length - 1)
         self.episodes += 1
 
@@ -193,6 +203,15 @@ class DatasetWriter:
         for spec, returns in zip(self.tasks, self._returns):
             if not returns:
                 raise DatasetError(f"Nothing was written: {spec.task} has no episodes.")
+        for spec, returns, held in zip(self.tasks, self._returns, self._held):
+            if self.held_out and not held:
+                log.warning(
+                    "None of the %d episodes of %s is held out: a share of %g of them is less "
+                    "than one.",
+                    len(returns),
+                    spec.task,
+                    self.held_out,
+                )
         about = {
             "kind": KIND,
             "dataset_schema": SCHEMA,

@@ -23,7 +23,7 @@ MOST_FAILURES = 30
 
 
 class EvaluationError(ForethoughtError):
-    """No episode of an evaluation could be played."""
+    """No episode of an evaluation could be played, or none of one of several tasks."""
 
 
 class EvaluationInterrupted(Exception):

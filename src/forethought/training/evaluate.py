@@ -8,6 +8,7 @@ agent's evaluations count from 1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -396,7 +397,8 @@ def check_every_task(played: Played, spec: EnvSpec) -> None:
     found = {episode.task for episode in played.episodes}
     for own in spec.tasks:
         if own.task not in found:
-            why = next((said for said in played.failures if own.task in said), "")
+            whole = re.compile(rf"{re.escape(own.task)}(?![\w-])")  # not the beginning of another
+            why = next((said for said in played.failures if whole.search(said)), "")
             raise EvaluationError(
                 f"No evaluation episode of {own.task} could be played, so there is no mean of all "
                 f"tasks. {why or played.failures[0] if played.failures else ''}".rstrip()

@@ -82,7 +82,7 @@ def import_run(
     """
     flags = flags or {}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(Stop(NOT_BEGUN))
+        stop = stack.enter_context(Stop(NOT_BEGUN))
         checkpoint = read_checkpoint(file)
         config = _configure(checkpoint, task, [*layers, flags], flags)
         refuse_idle_groups(config, file_layer or {}, flags)
@@ -91,6 +91,7 @@ def import_run(
         assert isinstance(parts.agent, TDMPC2)
         spec = parts.agent.spec
         checkpoint.fill(parts.agent.model, multi.task_names(spec) or (spec.task,))
+        stop.politely()  # from here on it is written, whole: that takes a moment
         run = RunDirectory.create(out, to_dict(config), AGENT, task, config.seed)
         stack.enter_context(run.lock())
         _save(run, config, parts, checkpoint)
