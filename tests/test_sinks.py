@@ -75,6 +75,19 @@ def test_wandb_is_told_what_the_run_is_and_continues_it_by_id(tmp_path, fake_wan
     assert "mode" not in fake_wandb.asked  # the environment decides
 
 
+def test_wandb_has_the_tags_of_the_run(tmp_path, fake_wandb):
+    """Those that it has when it is begun or resumed, and those that it gets on the way."""
+    run, clock = new_run(tmp_path / "run"), Clock()
+    run.tag("imported")
+    tracker = Tracker(run, [WandbSink("project")], clock, METRICS)
+    tracker.start()
+    assert fake_wandb.asked["tags"] == ["imported"] and fake_wandb.tags == ()
+    run.tag("needs-inspection")
+    play(tracker, clock, 1000)
+    assert fake_wandb.tags == ("imported", "needs-inspection")
+    tracker.close()
+
+
 def test_episodes_that_end_at_the_same_frame_reach_wandb_as_their_mean(tmp_path, fake_wandb):
     """W&B keeps one value per key and step; without the mean only the last would be left."""
     run, clock = new_run(tmp_path / "run"), Clock()

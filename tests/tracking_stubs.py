@@ -65,6 +65,7 @@ class FakeWandb(types.ModuleType):
         super().__init__("wandb")
         self.asked = {}
         self.logged = []
+        self.tags = ()
         self.finished = False
 
     def init(self, **options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -165,10 +166,12 @@ def test_many_changes_without_a_draw_are_settled_on_the_way():
     assert tree.total == 20_000
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, -math.inf, 1.7e308])
 def test_case_24_priorities_that_cannot_be_are_refused_and_change_nothing(bad: float):
     tree = tree_of([1.0, 2.0, 3.0])
-    with pytest.raises(ReplayError, match=f"A priority of {bad} cannot be kept: priorities are"):
+    with pytest.raises(
+        ReplayError, match=re.escape(f"A priority of {bad} cannot be kept: priorities")
+    ):
         tree.put(np.array([0, 1]), np.array([5.0, bad]))
     assert tree.leaves[:3].tolist() == [1.0, 2.0, 3.0]
     assert tree.total == 6.0

@@ -46,7 +46,7 @@ def test_a_million_atari_transitions_take_7_5_gb_at_most_and_nothing_at_first(mo
     assert resident_bytes() - before < 40e6
     assert replay.describe() == (
         "8 rings of 125,000 rows, 7.1 kB a row, 7.1 GB on cpu when full; transitions of up to 3 "
-        "steps, drawn by priority"
+        "steps, drawn by priority (beta 0.4 to 1 over the whole run)"
     )
 
 
@@ -101,3 +101,14 @@ def test_mapped_rows_are_drawn_as_rows_in_main_memory_and_leave_no_file(kind, tm
 def test_uniform_replay_takes_no_leaf_for_a_row(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda device: 10**11)
     assert atari(UniformReplayConfig).bytes_total < atari().bytes_total - 8_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"beta_anneal_updates": 5_000}, "beta 0.4 to 1 over 5,000 updates"),
+        ({"beta_anneal_agent_steps": 90}, "beta 0.4 to 1 over 90 agent steps"),
+    ],
+)
+def test_what_beta_does_is_told_with_its_unit(given, told):
+    assert told in atari(**given).describe()

@@ -146,8 +146,16 @@ class NStepReplay(RingReplay):
     @property
     def drawn_as(self) -> str:
         steps = "1 step" if self.n_step == 1 else f"up to {self.n_step} steps"
-        how = "uniformly" if self.kind == "uniform" else "by priority"
-        return f"transitions of {steps}, drawn {how}"
+        if not isinstance(self._starts, PrioritizedStarts):
+            return f"transitions of {steps}, drawn uniformly"
+        config = self._starts.config
+        over = "the whole run"
+        if config.beta_anneal_updates is not None:
+            over = f"{config.beta_anneal_updates:,} updates"
+        elif config.beta_anneal_agent_steps is not None:
+            over = f"{config.beta_anneal_agent_steps:,} agent steps"
+        beta = f"beta {config.beta_start:g} to 1 over {over}"
+        return f"transitions of {steps}, drawn by priority ({beta})"
 
     # ---- transitions out ----
 

@@ -30,6 +30,8 @@ CHILDREN = 32
 MOST_ROOTS = 2048
 MOST_UNSETTLED = 4096
 """Changed leaves whose parents may wait; each is a number in a list."""
+MOST = 1e280
+"""The greatest priority: even of 2^64 of them the sum is finite."""
 FEW = 64
 """So many nodes are made anew faster twice than sorted to be made once."""
 
@@ -74,10 +76,11 @@ class PriorityTree:
 
     def put(self, slots: Ints, priorities: Floats) -> None:
         """Set the priorities of slots that can be drawn. Of a slot that comes twice, the last."""
-        if not (priorities.min() > 0 and priorities.max() < np.inf):  # false with NaN, too
-            bad = priorities[~(np.isfinite(priorities) & (priorities > 0))][0]
+        if not (priorities.min() > 0 and priorities.max() <= MOST):  # false with NaN, too
+            bad = priorities[~((priorities > 0) & (priorities <= MOST))][0]
             raise ReplayError(
-                f"A priority of {bad} cannot be kept: priorities are finite and above 0."
+                f"A priority of {bad} cannot be kept: priorities are above 0 and at most {MOST:g}, "
+                "so that their sum is finite."
             )
         self._leaves[slots] = priorities
         self._unsettled += slots.tolist()

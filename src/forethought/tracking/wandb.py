@@ -32,7 +32,7 @@ class WandbSink:
     def start(self, run: RunDirectory) -> None:
         import wandb
 
-        about = run.run_json
+        self._directory, about = run, run.run_json
         self._run = wandb.init(
             project=self._project,
             id=about["id"],
@@ -40,11 +40,14 @@ class WandbSink:
             dir=str(run.path),
             name=f"{about['task']} {about['agent']} {about['seed']}",
             config=run.config(),
+            tags=about["tags"],
         )
+        self._tags: list[str] = about["tags"]
 
     def train(self, row: Row) -> None:
         self._log_episodes()
         self._log("train", numbers(row))
+        self._tag()
 
     def episode(self, row: Row) -> None:
         values = {k: v for k, v in numbers(row).items() if k not in NAMES_ONE_EPISODE}
@@ -66,8 +69,15 @@ class WandbSink:
     def close(self) -> None:
         try:
             self._log_episodes()
+            self._tag()
         finally:
             self._run.finish()
+
+    def _tag(self) -> None:
+        """Tags that the run got on the way, such as needs-inspection."""
+        tags = self._directory.run_json["tags"]
+        if tags != self._tags:
+            self._run.tags, self._tags = tuple(tags), tags
 
     def _log_episodes(self) -> None:
         ended, self._ended = self._ended, []  # emptied first: what cannot be sent must not pile up
