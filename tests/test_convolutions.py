@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from forethought.nets import kernels as kernel_module
 from forethought.nets.convolutions import convolved, declare, layer_by_layer, stack_of
+from forethought.nets.images import FrameLayout
 from forethought.nets.kernels import TorchKernels, native_kernels
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
@@ -37,6 +38,10 @@ def made(channels: int, layers: Any, seed: int = 0) -> list[nn.Conv2d]:
 def images(count: int, channels: int, height: int, width: int, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(count, channels, height, width, generator=generator)
+
+
+def shape_of(x: Tensor) -> tuple[int, int, int]:
+    return x.shape[1], x.shape[2], x.shape[3]
 
 
 @pytest.fixture(scope="module", params=["this processor", "without AVX-512"])
@@ -66,7 +71,7 @@ def both(library: Any, x: Tensor, convs: list[nn.Conv2d]) -> tuple[Any, Any]:
     for name in ("c", "torch"):
         own = copy.deepcopy(convs)
         if name == "c":
-            stack = stack_of(library, x, own)
+            stack = stack_of(library, shape_of(x), own)
             assert stack is not None
             features = convolved(library, stack, x, own)
         else:
@@ -120,7 +125,7 @@ def test_other_shapes_are_those_of_torch_too(library: Any, name: str) -> None:
 def test_without_a_gradient_the_features_are_the_same_bits(library: Any) -> None:
     """Acting, targets and learning see one network; an image's features are its own alone."""
     x, convs = images(5, 4, 84, 84), made(4, NATURE)
-    stack = stack_of(library, x, convs)
+    stack = stack_of(library, shape_of(x), convs)
     learning = convolved(library, stack, x, convs)
     with torch.no_grad():
         assert torch.equal(convolved(library, stack, x, convs), learning)
@@ -145,7 +150,7 @@ def test_what_is_not_a_number_is_not_hidden(library: Any) -> None:
     """A ReLU written as 'greater than 0, else 0' would swallow it, and no gate would see it."""
     x, convs = images(2, 4, 84, 84), made(4, NATURE)
     x[1, 0, 40, 40] = torch.nan
-    features = convolved(library, stack_of(library, x, convs), x, convs)
+    features = convolved(library, stack_of(library, shape_of(x), convs), x, convs)
     assert features[0].isfinite().all() and features[1].isnan().any()
     features.sum().backward()  # type: ignore[no-untyped-call]
     assert all(conv.weight.grad.isnan().any() for conv in convs)  # type: ignore[union-attr]
@@ -154,10 +159,12 @@ def test_what_is_not_a_number_is_not_hidden(library: Any) -> None:
 def test_weights_that_lie_otherwise_are_read_right(library: Any) -> None:
     x, convs = images(2, 4, 84, 84), made(4, NATURE)
     with torch.no_grad():
-        wanted = convolved(library, stack_of(library, x, convs), x, convs)
+        wanted = convolved(library, stack_of(library, shape_of(x), convs), x, convs)
         for conv in convs:
             conv.to(memory_format=torch.channels_last)
-        assert torch.equal(convolved(library, stack_of(library, x, convs), x, convs), wanted)
+        assert torch.equal(
+            convolved(library, stack_of(library, shape_of(x), convs), x, convs), wanted
+        )
 
 
 @pytest.mark.parametrize(
@@ -179,14 +186,65 @@ def test_what_c_cannot_compute_is_left_to_torch(
     library: Any, shape: tuple[int, int, int], layer: dict[str, Any]
 ) -> None:
     conv = nn.Conv2d(shape[0], **{"out_channels": 32, "kernel_size": 8, "stride": 4, **layer})
-    assert stack_of(library, images(2, *shape), [conv]) is None
+    assert stack_of(library, shape, [conv]) is None
 
 
-def test_other_types_and_images_with_gradients_are_left_to_torch() -> None:
+def test_other_types_are_left_to_torch(library: Any) -> None:
+    doubles = [conv.double() for conv in made(4, NATURE)]
+    assert stack_of(library, (4, 84, 84), doubles) is None
+
+
+# ---- from bytes ----
+
+LAYOUTS = {
+    "stacks of grey frames": ((4, 84, 84, 1), FrameLayout(84, 84, 1, True, least=0.0)),
+    "eight at a time": ((8, 84, 84, 1), FrameLayout(84, 84, 1, True, least=0.0)),
+    "channels first": ((4, 1, 84, 84), FrameLayout(84, 84, 1, False, least=0.0)),
+    "colours": ((1, 84, 84, 4), FrameLayout(84, 84, 4, True, least=0.0)),
+    "around 0": ((4, 84, 84, 1), FrameLayout(84, 84, 1, True)),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("learning", [True, False])
+def test_bytes_become_the_features_of_their_images(name: str, learning: bool) -> None:
+    """Bit for bit those of the images by themselves; and also where stacks overlap, as in replay,
+    or lie with gaps between their rows."""
+    kernels = native_kernels(CPU)[0]
+    if kernels is None:
+        pytest.skip("no C compiler here")
+    shape, layout = LAYOUTS[name]
+    generator = torch.Generator().manual_seed(3)
+    one = torch.randint(0, 256, (3, *shape), dtype=torch.uint8, generator=generator)
+    wide = torch.randint(0, 256, (3, *shape[:-1], 90), dtype=torch.uint8, generator=generator)
+    convs = made(shape[0] * layout.channels, NATURE)
+    given = [one, wide[..., : shape[-1]]]
+    if shape[0] > 1:
+        row = torch.randint(0, 256, (9, *shape[1:]), dtype=torch.uint8, generator=generator)
+        given.append(row.unfold(0, shape[0], 1).movedim(-1, 1))
+    for frames in given:
+        x = kernels.images(frames, layout, None, 0, torch.float32)
+        stack = stack_of(kernels.library, shape_of(x), convs)
+        with torch.set_grad_enabled(learning):
+            features = kernels.features(frames, layout, convs, torch.float32)
+            wanted = convolved(kernels.library, stack, x, convs)
+        assert torch.equal(features, wanted)
+        if learning:
+            slopes = [
+                torch.autograd.grad(y.sum(), [c.weight for c in convs]) for y in (features, wanted)
+            ]
+            assert all(torch.equal(a, b) for a, b in zip(*slopes, strict=True))
+
+
+def test_what_is_not_computed_by_c_is_computed_by_torch() -> None:
     kernels = native_kernels(CPU)[0] or TorchKernels()
-    convs = made(4, NATURE)
-    x = images(2, 4, 84, 84).requires_grad_()
-    kernels.convolutions(x, convs).sum().backward()  # type: ignore[no-untyped-call]
-    assert x.grad is not None and x.grad.abs().sum() > 0
-    doubles = [conv.double() for conv in convs]
-    assert kernels.convolutions(x.detach().double(), doubles).dtype == torch.float64
+    layout = FrameLayout(20, 20, 1, True, least=0.0)
+    frames = torch.randint(0, 256, (2, 4, 20, 20, 1), dtype=torch.uint8)
+    odd = made(4, ((24, 3, 1),))
+    plain = TorchKernels().features(frames, layout, odd, torch.float32)
+    assert torch.equal(kernels.features(frames, layout, odd, torch.float32), plain)
+    doubles = [conv.double() for conv in made(4, ((32, 4, 2),))]
+    assert kernels.features(frames, layout, doubles, torch.float64).dtype == torch.float64
+    floats = frames.float().requires_grad_()
+    kernels.features(floats, layout, made(4, ((32, 4, 2),)), torch.float32).sum().backward()  # type: ignore[no-untyped-call]
+    assert floats.grad is not None and floats.grad.abs().sum() > 0

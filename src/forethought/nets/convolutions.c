@@ -1,6 +1,6 @@
-/* Convolutions without padding, each with a ReLU behind it, forward and backward, image by image:
- * what one layer writes is still in the core's own cache when the next one reads it. Layer by layer
- * over a whole batch, as tensor operations go, it has left the cache by then.
+/* Images to features by convolutions without padding, each with a ReLU behind it, and back, image by
+ * image: what one layer writes is still in the core's own cache when the next one reads it. Layer by
+ * layer over a whole batch, as tensor operations go, it has left the cache by then.
  *
  * Values lie with their channels together: x [height, width, channels]. A window's line is then one
  * piece of memory, and nothing is copied to be multiplied. Weights are packed into the order in
@@ -36,6 +36,16 @@ typedef struct {
     int64_t kernel, stride;
     int64_t rows, columns, outputs; /* of what goes out */
 } Layer;
+
+/* A batch of images: floats that lie as the first layer takes them, or, where `bytes` is not null,
+ * stacks of grey frames whose bytes are to be multiplied by `scale`. `next_stack` and `next_frame`
+ * are the bytes between stacks and between the frames of one. */
+typedef struct {
+    const float *floats;
+    const uint8_t *bytes;
+    int64_t next_stack, next_frame;
+    float scale;
+} Images;
 
 static inline vec load(const float *x) { return *(const vec *)x; }
 static inline void store(float *x, vec v) { *(vec *)x = v; }
@@ -109,7 +119,7 @@ static void forward(const Layer *l, const float *x, const float *w, const float 
 }
 
 /* w [outputs, channels, kernel, kernel] -> packed [kernel, kernel, channels, outputs] */
-void stack_pack_forward(const Layer *l, const float *w, float *packed) {
+static void pack_forward(const Layer *l, const float *w, float *packed) {
     int64_t area = l->kernel * l->kernel, taps = taps_of(l), n = l->outputs;
 #pragma omp parallel for schedule(static)
     for (int64_t first = 0; first < n; first += LANES)
@@ -127,29 +137,55 @@ static int64_t most_values(const Layer *layers, int64_t depth) {
     return most;
 }
 
-/* The features of `count` images x: [count, outputs, rows, columns] of the last layer. y[k] keeps
- * what layer k gave, [count, rows, columns, outputs]; where y is null nothing is kept. Returns 0,
- * or 1 where there is no memory. */
-int64_t stack_forward(const Layer *layers, int64_t depth, const float *x,
-                      const float *const *packed, const float *const *bias, float *const *y,
-                      float *features, int64_t count) {
+/* Image i as the first layer takes it, in `room` where it has to be made of bytes. */
+static const float *image(const Images *x, const Layer *first, int64_t i, float *room) {
+    if (!x->bytes) return x->floats + i * values_in(first);
+    int64_t size = first->height * first->width, frames = first->channels;
+    const uint8_t *a = x->bytes + i * x->next_stack;
+    if (frames == 4) { /* a loop that the compiler can turn into whole registers */
+        const uint8_t *b = a + x->next_frame, *c = b + x->next_frame, *d = c + x->next_frame;
+        for (int64_t j = 0; j < size; j++) {
+            room[4 * j] = a[j] * x->scale;
+            room[4 * j + 1] = b[j] * x->scale;
+            room[4 * j + 2] = c[j] * x->scale;
+            room[4 * j + 3] = d[j] * x->scale;
+        }
+        return room;
+    }
+    for (int64_t f = 0; f < frames; f++, a += x->next_frame)
+        for (int64_t j = 0; j < size; j++) room[j * frames + f] = a[j] * x->scale;
+    return room;
+}
+
+/* The features of `count` images: [count, outputs, rows, columns] of the last layer. y[k] keeps what
+ * layer k gave, [count, rows, columns, outputs]; where y is null nothing is kept. w[k] [outputs,
+ * channels, kernel, kernel]; `packed` has room for all of them. Returns 0, or 1 where there is no
+ * memory. */
+int64_t stack_forward(const Layer *layers, int64_t depth, const Images *x, const float *const *w,
+                      const float *const *bias, float *packed, float *const *y, float *features,
+                      int64_t count) {
     const Layer *last = &layers[depth - 1];
     int64_t positions = last->rows * last->columns, n = last->outputs, failed = 0;
-    int64_t most = most_values(layers, depth);
+    int64_t most = most_values(layers, depth), begin = 0;
+    for (int64_t k = 0; k < depth; begin += taps_of(&layers[k]) * layers[k].outputs, k++)
+        pack_forward(&layers[k], w[k], packed + begin);
 #pragma omp parallel
     {
-        float *room = y ? 0 : malloc(2 * most * sizeof(float));
-        if (!y && !room) {
+        int64_t size = (x->bytes ? values_in(&layers[0]) : 0) + (y ? 0 : 2 * most);
+        float *room = malloc((size + 1) * sizeof(float)), *spare = room + size - (y ? 0 : 2 * most);
+        if (!room) {
 #pragma omp atomic write
             failed = 1;
         }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < count; i++) {
-            if (!y && !room) continue;
-            const float *from = x + i * values_in(&layers[0]);
+            if (!room) continue;
+            const float *from = image(x, &layers[0], i, room), *weights = packed;
             for (int64_t k = 0; k < depth; k++) {
-                float *to = y ? y[k] + i * values_out(&layers[k]) : room + k % 2 * most;
-                forward(&layers[k], from, packed[k], bias[k], to);
+                const Layer *l = &layers[k];
+                float *to = y ? y[k] + i * values_out(l) : spare + k % 2 * most;
+                forward(l, from, weights, bias[k], to);
+                weights += taps_of(l) * l->outputs;
                 from = to;
             }
             float *to = features + i * positions * n;
@@ -235,7 +271,7 @@ static void find_inputs(const Layer *l, const float *dy, const float *w, float *
 }
 
 /* w [outputs, channels, kernel, kernel] -> packed [outputs, kernel, kernel, channels] */
-void stack_pack_backward(const Layer *l, const float *w, float *packed) {
+static void pack_backward(const Layer *l, const float *w, float *packed) {
     int64_t area = l->kernel * l->kernel, taps = taps_of(l);
 #pragma omp parallel for schedule(static)
     for (int64_t o = 0; o < l->outputs; o++)
@@ -244,59 +280,83 @@ void stack_pack_backward(const Layer *l, const float *w, float *packed) {
                 packed[o * taps + k * l->channels + c] = w[o * taps + c * area + k];
 }
 
-/* What the weights and biases of all layers have to do with dfeatures, in `parts` pieces: dw[k]
- * [parts, kernel, kernel, channels, outputs] and db[k] [parts, outputs], zeros at first. Returns 0,
- * or 1 where there is no memory. */
-int64_t stack_backward(const Layer *layers, int64_t depth, const float *x,
-                       const float *const *packed, const float *const *y, const float *dfeatures,
+/* The sum over parts of [kernel, kernel, channels, outputs], as the weights lie: [outputs, channels,
+ * kernel, kernel]; and that of [outputs] behind them. `next` is the way from part to part. */
+static void unpack(const Layer *l, const float *parts, int64_t count, int64_t next, float *dw,
+                   float *db) {
+    int64_t area = l->kernel * l->kernel, taps = taps_of(l), n = l->outputs;
+#pragma omp parallel for schedule(static)
+    for (int64_t first = 0; first < n; first += LANES) {
+        for (int64_t c = 0; c < l->channels; c++)
+            for (int64_t k = 0; k < area; k++) {
+                const float *from = parts + (k * l->channels + c) * n + first;
+                vec sum = load(from);
+                for (int64_t part = 1; part < count; part++) sum += load(from + part * next);
+                for (int64_t o = 0; o < LANES; o++)
+                    dw[(first + o) * taps + c * area + k] = sum[o];
+            }
+        vec sum = load(parts + taps * n + first);
+        for (int64_t part = 1; part < count; part++)
+            sum += load(parts + taps * n + first + part * next);
+        store(db + first, sum);
+    }
+}
+
+/* What the weights w and the biases of all layers have to do with dfeatures: dw[k] [outputs,
+ * channels, kernel, kernel] and db[k] [outputs]. x and y are those of `stack_forward`. `packed` has
+ * room for all weights, `sums` for `parts` times all weights and biases. Returns 0, or 1 where there
+ * is no memory. */
+int64_t stack_backward(const Layer *layers, int64_t depth, const Images *x, const float *const *w,
+                       const float *const *y, const float *dfeatures, float *packed, float *sums,
                        float *const *dw, float *const *db, int64_t count, int64_t parts) {
-    int64_t most = most_values(layers, depth), failed = 0;
     const Layer *last = &layers[depth - 1];
-    int64_t positions = last->rows * last->columns, n = last->outputs;
+    int64_t positions = last->rows * last->columns, n = last->outputs, failed = 0;
+    int64_t most = most_values(layers, depth), all = 0, whole = 0;
+    for (int64_t k = 0; k < depth; k++) {
+        int64_t size = taps_of(&layers[k]) * layers[k].outputs;
+        pack_backward(&layers[k], w[k], packed + all);
+        all += size;
+        whole += size + layers[k].outputs;
+    }
 #pragma omp parallel for schedule(static)
     for (int64_t part = 0; part < parts; part++) {
-        float *slope = malloc(2 * most * sizeof(float)), *dy = slope, *dx = slope + most;
-        if (!slope) {
+        int64_t size = 2 * most + (x->bytes ? values_in(&layers[0]) : 0);
+        float *room = malloc(size * sizeof(float)), *dy = room, *dx = room + most;
+        if (!room) {
 #pragma omp atomic write
             failed = 1;
             continue;
         }
+        memset(sums + part * whole, 0, whole * sizeof(float));
         for (int64_t i = count * part / parts; i < count * (part + 1) / parts; i++) {
             const float *given = dfeatures + i * positions * n;
             for (int64_t p = 0; p < positions; p++)
                 for (int64_t c = 0; c < n; c++) dy[p * n + c] = given[c * positions + p];
+            const float *weights = packed + all;
+            float *sum = sums + (part + 1) * whole;
             for (int64_t k = depth - 1; k >= 0; k--) {
                 const Layer *l = &layers[k];
                 const float *own = y[k] + i * values_out(l);
                 for (int64_t j = 0; j < values_out(l); j++) dy[j] = own[j] <= 0.0f ? 0.0f : dy[j];
-                const float *from = (k ? y[k - 1] : x) + i * values_in(l);
-                add_weights(l, from, dy, dw[k] + part * taps_of(l) * l->outputs,
-                            db[k] + part * l->outputs);
+                const float *from = k ? y[k - 1] + i * values_in(l)
+                                      : image(x, l, i, room + 2 * most);
+                int64_t taps = taps_of(l) * l->outputs;
+                weights -= taps;
+                sum -= taps + l->outputs;
+                add_weights(l, from, dy, sum, sum + taps);
                 if (k) {
-                    find_inputs(l, dy, packed[k], dx);
+                    find_inputs(l, dy, weights, dx);
                     float *other = dy;
                     dy = dx;
                     dx = other;
                 }
             }
         }
-        free(slope);
+        free(room);
+    }
+    for (int64_t k = 0, begin = 0; k < depth && !failed; k++) {
+        unpack(&layers[k], sums + begin, parts, whole, dw[k], db[k]);
+        begin += (taps_of(&layers[k]) + 1) * layers[k].outputs;
     }
     return failed;
-}
-
-/* The sum over parts [parts, kernel, kernel, channels, outputs], as the weights lie: [outputs,
- * channels, kernel, kernel]. */
-void stack_unpack(const Layer *l, const float *dw, int64_t parts, float *out) {
-    int64_t area = l->kernel * l->kernel, taps = taps_of(l), n = l->outputs;
-#pragma omp parallel for schedule(static)
-    for (int64_t first = 0; first < n; first += LANES)
-        for (int64_t c = 0; c < l->channels; c++)
-            for (int64_t k = 0; k < area; k++) {
-                const float *from = dw + (k * l->channels + c) * n + first;
-                vec sum = load(from);
-                for (int64_t part = 1; part < parts; part++) sum += load(from + part * taps * n);
-                for (int64_t o = 0; o < LANES; o++)
-                    out[(first + o) * taps + c * area + k] = sum[o];
-            }
 }

@@ -1,7 +1,7 @@
-"""Convolutions with a ReLU behind each, from images to features, by the C of `convolutions.c`.
+"""Images to features by convolutions with a ReLU behind each, in the C of `convolutions.c`.
 
-Image by image through all layers, and back, on float32 tensors of a CPU. torch convolves layer by
-layer, and between two layers of a batch the values leave the processor's cache.
+Image by image through all layers, and back, in float32 on a CPU. torch convolves layer by layer,
+and between two layers of a batch the values leave the processor's cache.
 """
 
 from __future__ import annotations
@@ -15,10 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forethought.nets.images import FrameLayout
+
 
 def after(side: int, kernel: int, stride: int) -> int:
     """The length of a side behind a layer without padding; below 1 where the kernel is longer."""
     return (side - kernel) // stride + 1
+
+
+def layer_by_layer(x: Tensor, convs: Sequence[nn.Conv2d]) -> Tensor:
+    """The reference, on every device and dtype: [B, C, H, W] -> [B, D]."""
+    for conv in convs:
+        x = F.relu(conv(x), inplace=True)
+    return x.flatten(1)
 
 
 class LayerShape(ctypes.Structure):
@@ -33,50 +42,66 @@ class LayerShape(ctypes.Structure):
     )
 
 
-def layer_by_layer(x: Tensor, convs: Sequence[nn.Conv2d]) -> Tensor:
-    """The reference, on every device and dtype: [B, C, H, W] -> [B, D]."""
-    for conv in convs:
-        x = F.relu(conv(x), inplace=True)
-    return x.flatten(1)
+class Images(ctypes.Structure):
+    """`Images` of convolutions.c."""
+
+    _fields_ = (
+        ("floats", ctypes.c_void_p),
+        ("bytes", ctypes.c_void_p),
+        ("next_stack", ctypes.c_int64),
+        ("next_frame", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+    )
+
+    @classmethod
+    def of_floats(cls, x: Tensor) -> Images:
+        """Values with their channels together: x [B, H, W, C], contiguous."""
+        return cls(x.data_ptr(), None, 0, 0, 0.0)
+
+    @classmethod
+    def of_bytes(cls, frames: Tensor, layout: FrameLayout) -> Images | None:
+        """Stacks [B, F, ...] of grey frames that are whole and begin at 0; None for others."""
+        one_byte = frames.dtype in (torch.uint8, torch.bool)
+        if layout.channels != 1 or layout.bias != 0 or not one_byte:
+            return None
+        grey = frames.select(-1 if layout.channels_last else 2, 0)  # [B, F, H, W]
+        if grey.stride()[2:] != (layout.width, 1):
+            return None
+        return cls(None, grey.data_ptr(), *grey.stride()[:2], layout.scale)
 
 
 def declare(library: ctypes.CDLL) -> None:
     """The types of the C functions."""
     pointer, size = ctypes.c_void_p, ctypes.c_int64
-    library.stack_fits.argtypes, library.stack_fits.restype = [pointer, size], size
-    library.stack_pack_forward.argtypes = [pointer] * 3
-    library.stack_pack_backward.argtypes = [pointer] * 3
-    library.stack_forward.argtypes = [pointer, size, *[pointer] * 5, size]
-    library.stack_forward.restype = size
-    library.stack_backward.argtypes = [pointer, size, *[pointer] * 6, *[size] * 2]
-    library.stack_backward.restype = size
-    library.stack_unpack.argtypes = [pointer, pointer, size, pointer]
+    library.stack_fits.argtypes = [pointer, size]
+    library.stack_forward.argtypes = [pointer, size, *[pointer] * 6, size]
+    library.stack_backward.argtypes = [pointer, size, *[pointer] * 8, *[size] * 2]
+    for function in (library.stack_fits, library.stack_forward, library.stack_backward):
+        function.restype = size
 
 
-def stack_of(library: ctypes.CDLL, x: Tensor, convs: Sequence[nn.Conv2d]) -> Any:
-    """The shapes of the layers where C can compute them (an array of LayerShape), else None."""
-    plain = all(
-        conv.padding == (0, 0)
-        and conv.dilation == (1, 1)
-        and conv.groups == 1
-        and conv.bias is not None
-        and conv.kernel_size[0] == conv.kernel_size[1]
-        and conv.stride[0] == conv.stride[1]
+def stack_of(
+    library: ctypes.CDLL, image: tuple[int, int, int], convs: Sequence[nn.Conv2d]
+) -> Any | None:
+    """The shapes of the layers (an array of LayerShape) over images of these channels, this height
+    and width; None where C cannot compute them."""
+    layers = tuple(
+        (conv.out_channels, *conv.kernel_size, *conv.stride)
         for conv in convs
+        if conv.padding == (0, 0) and conv.dilation == (1, 1) and conv.groups == 1
+        if conv.bias is not None and conv.weight.is_cpu and conv.weight.dtype is torch.float32
     )
-    if not plain:
-        return None
-    layers = tuple((conv.out_channels, conv.kernel_size[0], conv.stride[0]) for conv in convs)
-    return _stack(library, (x.shape[2], x.shape[3], x.shape[1]), layers)
+    return _stack(library, image, layers) if len(layers) == len(convs) else None
 
 
 @lru_cache(maxsize=64)
 def _stack(
-    library: ctypes.CDLL, image: tuple[int, int, int], layers: tuple[tuple[int, int, int], ...]
-) -> Any:
-    height, width, channels = image
-    shapes = []
-    for outputs, kernel, stride in layers:
+    library: ctypes.CDLL, image: tuple[int, int, int], layers: tuple[tuple[int, ...], ...]
+) -> Any | None:
+    (channels, height, width), shapes = image, []
+    for outputs, kernel, kernel_across, stride, stride_across in layers:
+        if (kernel, stride) != (kernel_across, stride_across):
+            return None
         rows, columns = after(height, kernel, stride), after(width, kernel, stride)
         shapes.append(LayerShape(height, width, channels, kernel, stride, rows, columns, outputs))
         height, width, channels = rows, columns, outputs
@@ -85,82 +110,88 @@ def _stack(
 
 
 def convolved(library: ctypes.CDLL, stack: Any, x: Tensor, convs: Sequence[nn.Conv2d]) -> Tensor:
-    """What `layer_by_layer` gives, up to rounding."""
-    parameters = [p for conv in convs for p in (conv.weight, conv.bias)]
-    if torch.is_grad_enabled() and any(p is not None and p.requires_grad for p in parameters):
-        features: Tensor = _Convolutions.apply(library, stack, x, *parameters)  # type: ignore[no-untyped-call]
+    """What `layer_by_layer` gives of x [B, C, H, W], up to rounding."""
+    x = x.permute(0, 2, 3, 1).contiguous()  # as it comes from `prepared` nothing is copied
+    return _features(library, stack, x, Images.of_floats(x), convs)
+
+
+def convolved_bytes(
+    library: ctypes.CDLL, stack: Any, frames: Tensor, images: Images, convs: Sequence[nn.Conv2d]
+) -> Tensor:
+    """The same of the `images` in `frames`, which become numbers one by one."""
+    return _features(library, stack, frames, images, convs)
+
+
+def _features(
+    library: ctypes.CDLL, stack: Any, x: Tensor, images: Images, convs: Sequence[nn.Conv2d]
+) -> Tensor:
+    weights, biases = [conv.weight for conv in convs], [conv.bias for conv in convs]
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        features: Tensor = _Convolutions.apply(library, stack, x, images, *weights, *biases)  # type: ignore[no-untyped-call]
         return features
-    return _forward(library, stack, _channels_together(x), parameters, None)
-
-
-def _channels_together(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1).contiguous()  # as it comes from Pixels nothing is copied
+    return _forward(library, stack, x, images, weights, biases, None)
 
 
 def _pointers(tensors: Sequence[Tensor]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+    return (ctypes.c_void_p * len(tensors))(*[x.data_ptr() for x in tensors])
 
 
 def _forward(
     library: ctypes.CDLL,
     stack: Any,
     x: Tensor,
-    parameters: Sequence[Any],
+    images: Images,
+    weights: Sequence[Tensor],
+    biases: Sequence[Any],
     given: Sequence[Tensor] | None,
 ) -> Tensor:
     """Features [B, D]; `given` takes what each layer gave [B, rows, columns, outputs]."""
-    weights, biases = ([p.contiguous() for p in parameters[i::2]] for i in range(2))
-    packed = [torch.empty_like(weight) for weight in weights]
-    for layer, weight, room in zip(stack, weights, packed):
-        library.stack_pack_forward(ctypes.byref(layer), weight.data_ptr(), room.data_ptr())
+    weights, biases = ([p.contiguous() for p in each] for each in (weights, biases))
     last = stack[-1]
-    features = x.new_empty(len(x), last.rows * last.columns * last.outputs)
+    packed = torch.empty(sum(weight.numel() for weight in weights))
+    features = torch.empty(len(x), last.rows * last.columns * last.outputs)
     failed = library.stack_forward(
-        stack, len(stack), x.data_ptr(), _pointers(packed), _pointers(biases),
-        None if given is None else _pointers(given), features.data_ptr(), len(x),
+        stack, len(stack), ctypes.byref(images), _pointers(weights), _pointers(biases),
+        packed.data_ptr(), None if given is None else _pointers(given), features.data_ptr(), len(x),
     )  # fmt: skip
-    return _unless(failed, features)
+    _require_memory(failed)
+    return features
 
 
-def _unless(failed: int, found: Tensor) -> Tensor:
+def _require_memory(failed: int) -> None:
     if failed:
         raise MemoryError("There is no memory for convolutions; close other programs.")
-    return found
 
 
 class _Convolutions(torch.autograd.Function):
     """Images are data: no gradient goes into them."""
 
     @staticmethod
-    def forward(ctx: Any, library: ctypes.CDLL, stack: Any, x: Tensor, *parameters: Any) -> Tensor:
-        x = _channels_together(x)
-        given = [x.new_empty(len(x), own.rows, own.columns, own.outputs) for own in stack]
-        features = _forward(library, stack, x, parameters, given)
-        ctx.library, ctx.stack = library, stack
-        ctx.save_for_backward(x, *given, *parameters[::2])
+    def forward(
+        ctx: Any, library: ctypes.CDLL, stack: Any, x: Tensor, images: Images, *parameters: Any
+    ) -> Tensor:
+        weights, biases = parameters[: len(stack)], parameters[len(stack) :]
+        given = [torch.empty(len(x), own.rows, own.columns, own.outputs) for own in stack]
+        features = _forward(library, stack, x, images, weights, biases, given)
+        ctx.library, ctx.stack, ctx.images = library, stack, images
+        ctx.save_for_backward(x, *given, *weights)
         return features
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        library, stack = ctx.library, ctx.stack
+        stack = ctx.stack
         x, *rest = ctx.saved_tensors
-        given, weights = rest[: len(stack)], rest[len(stack) :]
-        parts = torch.get_num_threads()
-        weights = [weight.contiguous() for weight in weights]
-        packed = [torch.empty_like(weight) for weight in weights]
-        for layer, weight, room in zip(stack, weights, packed):
-            library.stack_pack_backward(ctypes.byref(layer), weight.data_ptr(), room.data_ptr())
-        dw = [w.new_zeros(parts, w.numel()) for w in weights]
-        db = [w.new_zeros(parts, len(w)) for w in weights]
-        slope = grads[0].contiguous()
-        failed = library.stack_backward(
-            stack, len(stack), x.data_ptr(), _pointers(packed), _pointers(given),
-            slope.data_ptr(), _pointers(dw), _pointers(db), len(x), parts,
+        given, weights = rest[: len(stack)], [w.contiguous() for w in rest[len(stack) :]]
+        slope, parts = grads[0].contiguous(), torch.get_num_threads()
+        dw = [torch.empty_like(weight) for weight in weights]
+        db = [torch.empty(own.outputs) for own in stack]
+        numbers = sum(weight.numel() for weight in weights)
+        packed = torch.empty(numbers)
+        sums = torch.empty(parts, numbers + sum(own.outputs for own in stack))
+        failed = ctx.library.stack_backward(
+            stack, len(stack), ctypes.byref(ctx.images), _pointers(weights), _pointers(given),
+            slope.data_ptr(), packed.data_ptr(), sums.data_ptr(), _pointers(dw), _pointers(db),
+            len(x), parts,
         )  # fmt: skip
-        _unless(failed, slope)
-        found: list[Tensor | None] = []
-        for layer, weight, part, bias in zip(stack, weights, dw, db):
-            gradient = torch.empty_like(weight)
-            library.stack_unpack(ctypes.byref(layer), part.data_ptr(), parts, gradient.data_ptr())
-            found += [gradient, bias.sum(0)]
-        return None, None, None, *found
+        _require_memory(failed)
+        return None, None, None, None, *dw, *db

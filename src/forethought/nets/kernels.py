@@ -2,7 +2,7 @@
 
 `norm_mish(x) = mish(LN(x))` and `norm_simnorm(x) = softmax over groups of 8 of LN(x)`; beside
 them `decode`, which turns two-hot logits into numbers, `images`, which turns bytes into what a
-convolution takes, and `convolutions`, a stack of these with ReLUs.
+convolution takes, and `features`, convolutions of these with ReLUs.
 
 Mish costs more than half of the matrix product before it when PyTorch computes it on a CPU, and a
 softmax over groups of eight three times as much as that product. Two remedies, with the same
@@ -35,7 +35,14 @@ from torch import Tensor, nn
 
 from forethought.maths import TwoHot
 from forethought.nets.cache import user_cache
-from forethought.nets.convolutions import convolved, declare, layer_by_layer, stack_of
+from forethought.nets.convolutions import (
+    Images,
+    convolved,
+    convolved_bytes,
+    declare,
+    layer_by_layer,
+    stack_of,
+)
 from forethought.nets.images import FrameLayout, prepared
 
 EPS = 1e-5  # LayerNorm's, also in kernels.c
@@ -79,8 +86,10 @@ class Kernels(Protocol):
         dtype: torch.dtype,
     ) -> Tensor: ...
 
-    def convolutions(self, x: Tensor, convs: Sequence[nn.Conv2d]) -> Tensor:
-        """Images [B, C, H, W], which are data, to features [B, D]; a ReLU follows each layer."""
+    def features(
+        self, frames: Tensor, layout: FrameLayout, convs: Sequence[nn.Conv2d], dtype: torch.dtype
+    ) -> Tensor:
+        """`images`, which are data, through convolutions with a ReLU behind each: [B, D]."""
         ...
 
 
@@ -122,8 +131,10 @@ class TorchKernels:
     ) -> Tensor:
         return prepared(frames, layout, offset, pad, dtype)
 
-    def convolutions(self, x: Tensor, convs: Sequence[nn.Conv2d]) -> Tensor:
-        return layer_by_layer(x, convs)
+    def features(
+        self, frames: Tensor, layout: FrameLayout, convs: Sequence[nn.Conv2d], dtype: torch.dtype
+    ) -> Tensor:
+        return layer_by_layer(self.images(frames, layout, None, 0, dtype), convs)
 
 
 def _mish(h: Tensor) -> Tensor:
@@ -224,10 +235,19 @@ class NativeKernels:
         )  # fmt: skip
         return x.permute(0, 3, 1, 2)
 
-    def convolutions(self, x: Tensor, convs: Sequence[nn.Conv2d]) -> Tensor:
-        stack = stack_of(self.library, x, convs) if _native(x) and not x.requires_grad else None
+    def features(
+        self, frames: Tensor, layout: FrameLayout, convs: Sequence[nn.Conv2d], dtype: torch.dtype
+    ) -> Tensor:
+        plain = frames.is_cpu and dtype is torch.float32 and not frames.requires_grad
+        plain = plain and not torch.is_autocast_enabled("cpu")
+        shape = frames.shape[1] * layout.channels, layout.height, layout.width
+        stack = stack_of(self.library, shape, convs) if plain else None
+        images = None if stack is None else Images.of_bytes(frames, layout)
+        if images is not None:
+            return convolved_bytes(self.library, stack, frames, images, convs)
+        x = self.images(frames, layout, None, 0, dtype)
         if stack is None:
-            return self.fallback.convolutions(x, convs)
+            return layer_by_layer(x, convs)
         return convolved(self.library, stack, x, convs)
 
 

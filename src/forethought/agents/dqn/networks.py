@@ -41,7 +41,7 @@ Network = Nature | Impala | MinAtar | Mlp
 class Pixels(nn.Module):
     """Stacks [B, F, ...] of images to [B, F * C, H, W] with values in [0, 1].
 
-    The only place where pixels are scaled.
+    The only place where pixels are scaled, by themselves or on the way through convolutions.
     """
 
     def __init__(self, image: Image, frames: int) -> None:
@@ -51,11 +51,19 @@ class Pixels(nn.Module):
         self.kernels: Kernels = TorchKernels()
 
     def forward(self, x: Tensor) -> Tensor:
+        frames, dtype = self.stacked(x), torch.get_default_dtype()
+        return self.kernels.images(frames, self.layout, None, 0, dtype)
+
+    def stacked(self, x: Tensor) -> Tensor:
+        """With an axis of frames and one of channels."""
         if self.frames == 1:
-            x = x.unsqueeze(1)  # not stacked, so without an axis of frames
-        if x.ndim == 4:
-            x = x.unsqueeze(-1)  # one channel
-        return self.kernels.images(x, self.layout, None, 0, torch.get_default_dtype())
+            x = x.unsqueeze(1)
+        return x.unsqueeze(-1) if x.ndim == 4 else x
+
+    def through(self, x: Tensor, convs: list[nn.Conv2d]) -> Tensor:
+        """The same, and through convolutions with ReLUs: [B, D]."""
+        frames, dtype = self.stacked(x), torch.get_default_dtype()
+        return self.kernels.features(frames, self.layout, convs, dtype)
 
 
 def layout_of(image: Image) -> FrameLayout:
@@ -120,11 +128,11 @@ class Trunk(nn.Module):
         self.layers = nn.Sequential(*layers)
         self.features, self.hidden_units = features, hidden_units
         self.convs = [layer for layer in layers if plain and isinstance(layer, nn.Conv2d)]
-        self.kernels: Kernels = TorchKernels()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.convs:
-            return self.kernels.convolutions(self.layers[0](x), self.convs)
+        pixels = self.layers[0]
+        if self.convs and isinstance(pixels, Pixels):
+            return pixels.through(x, self.convs)
         out: Tensor = self.layers(x)
         return out
 
