@@ -217,11 +217,15 @@ def test_rendering_names_the_backend_or_the_packages(monkeypatch):
 
 
 def test_kernels_are_compared_with_torch_and_a_missing_compiler_is_named(monkeypatch):
-    wrong = SimpleNamespace(norm_mish=lambda x, pre, weight, bias: x + 1)
-    monkeypatch.setattr(kernels, "native_kernels", lambda device: (wrong, "C kernels built."))
-    found = find(doctor._kernels, "C kernels")
-    assert not found.ok and "differ from torch" in found.found
-    assert found.advice == "train with --agent.compile off"
+    for name in ("norm_mish", "features"):  # each of them by itself
+        wrong, right = kernels.TorchKernels(), getattr(kernels.TorchKernels(), name)
+        setattr(wrong, name, lambda *given, right=right: right(*given) + 1)
+        monkeypatch.setattr(
+            kernels, "native_kernels", lambda device, wrong=wrong: (wrong, "C kernels built.")
+        )
+        found = find(doctor._kernels, "C kernels")
+        assert not found.ok and "differ from torch" in found.found
+        assert found.advice == "train with --agent.compile off"
     monkeypatch.setattr(kernels, "native_kernels", lambda device: (None, "No C compiler."))
     found = find(doctor._kernels, "C kernels")
     assert not found.ok and "apt-get install gcc" in found.advice

@@ -255,6 +255,7 @@ def _devices() -> Iterator[Finding]:
 def _kernels() -> Iterator[Finding]:
     import torch
 
+    from forethought.nets.images import FrameLayout
     from forethought.nets.kernels import TorchKernels, native_kernels
 
     native, sentence = native_kernels(torch.device("cpu"))
@@ -265,8 +266,18 @@ def _kernels() -> Iterator[Finding]:
         yield Finding("C kernels", False, sentence.rstrip("."), advice)
         return
     x, weight, bias = torch.linspace(-3, 3, 64).reshape(2, 32), torch.ones(32), torch.zeros(32)
-    ours = native.norm_mish(x.clone(), None, weight, bias)
-    gap = float((ours - TorchKernels().norm_mish(x.clone(), None, weight, bias)).abs().max())
+    frames = (torch.arange(2 * 4 * 20 * 20) % 251).to(torch.uint8).view(2, 4, 20, 20, 1)
+    layout, conv = FrameLayout(20, 20, 1, True, least=0.0), torch.nn.Conv2d(4, 32, 4, 2)
+    found_by = [
+        torch.cat(
+            [
+                kernels.norm_mish(x.clone(), None, weight, bias).flatten(),
+                kernels.features(frames, layout, [conv], torch.float32).detach().flatten(),
+            ]
+        )
+        for kernels in (native, TorchKernels())
+    ]
+    gap = float((found_by[0] - found_by[1]).abs().max())
     same = gap < 1e-4
     found = f"they differ from torch by {gap:.1g}"
     wrong = "train with --agent.compile off"
