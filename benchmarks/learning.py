@@ -4,7 +4,8 @@
 
 Runs that FOLDER already holds are resumed or, where complete, only evaluated: a killed benchmark
 goes on where it stopped. Published numbers are those of the official repository (3 seeds), which
-used the full configuration; `tdmpc2_small` is another one.
+used the full configuration; `tdmpc2_small` is another one. With other values than the script's own
+it is a trial: its runs have a folder of their own, and no result is written.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def main() -> None:
         print(f"{task}: mean {mean:.1f}, random play {random:.1f}, {goal}")
     result = {"preset": options.preset, "agent_steps": options.steps, "tasks": tasks}
     if not trial:
-        print(f"written: {write(f'learning_{options.preset}', result)}")
+        print(f"written: {write('learning_tdmpc2_small', result)}")
 
 
 if __name__ == "__main__":

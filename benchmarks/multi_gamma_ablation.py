@@ -250,7 +250,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--report", action="store_true", help="report what is there, train nothing")
     options = parser.parse_args()
+    own = options.out
     trial = is_trial(parser, options, "report")
+    if options.report:
+        options.out = own  # what is there is read, whoever made it
     # Seed by seed, so that an ablation cut short has whole pairs.
     work = [(t, v, s) for s in options.seeds for t in options.tasks for v in options.variants]
     found = at_once(options.jobs, lambda one: learn(*one, options), work)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import platform
 import shutil
+import types
 from typing import Any
 
 import pytest
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from forethought.nets import kernels as kernel_module
-from forethought.nets.convolutions import convolved, declare, layer_by_layer, stack_of
+from forethought.nets.convolutions import convolved, layer_by_layer, stack_of
 from forethought.nets.images import FrameLayout
-from forethought.nets.kernels import TorchKernels, native_kernels
+from forethought.nets.kernels import NativeKernels, TorchKernels, native_kernels
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 OTHERS = {
@@ -60,9 +60,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         path, _ = kernel_module._build(str(shutil.which("cc") or shutil.which("gcc")))
     finally:
         patch.undo()
-    built = ctypes.CDLL(str(path))
-    declare(built)
-    return built
+    return kernel_module._opened(path)
 
 
 def both(library: Any, x: Tensor, convs: list[nn.Conv2d]) -> tuple[Any, Any]:
@@ -179,6 +177,7 @@ def test_weights_that_lie_otherwise_are_read_right(library: Any) -> None:
         ((4, 84, 84), {"groups": 2}),
         ((4, 84, 84), {"kernel_size": (8, 4)}),
         ((4, 84, 84), {"stride": (4, 2)}),
+        ((4, 3, 3), {"stride": 1}),  # the kernel is longer than the image, both ways
     ],
     ids=lambda x: str(x),
 )
@@ -207,12 +206,10 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("learning", [True, False])
-def test_bytes_become_the_features_of_their_images(name: str, learning: bool) -> None:
+def test_bytes_become_the_features_of_their_images(library: Any, name: str, learning: bool) -> None:
     """Bit for bit those of the images by themselves; and also where stacks overlap, as in replay,
     or lie with gaps between their rows."""
-    kernels = native_kernels(CPU)[0]
-    if kernels is None:
-        pytest.skip("no C compiler here")
+    kernels = NativeKernels(library)
     shape, layout = LAYOUTS[name]
     generator = torch.Generator().manual_seed(3)
     one = torch.randint(0, 256, (3, *shape), dtype=torch.uint8, generator=generator)
@@ -248,3 +245,80 @@ def test_what_is_not_computed_by_c_is_computed_by_torch() -> None:
     floats = frames.float().requires_grad_()
     kernels.features(floats, layout, made(4, ((32, 4, 2),)), torch.float32).sum().backward()  # type: ignore[no-untyped-call]
     assert floats.grad is not None and floats.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 84, 84, 1), (3, 84, 84, 1), (4, 40, 84, 1), (4, 84, 40, 1), (4, 84, 84, 2)]
+)
+def test_frames_that_torch_refuses_are_refused(library: Any, shape: tuple[int, ...]) -> None:
+    """C does not ask: more frames than the weights know would be written beyond their end."""
+    layout = FrameLayout(84, 84, 1, True, least=0.0)
+    frames = torch.zeros(2, *shape, dtype=torch.uint8)
+    for kernels in (NativeKernels(library), TorchKernels()):
+        with pytest.raises(RuntimeError):
+            kernels.features(frames, layout, made(4, NATURE), torch.float32)
+
+
+def nature_bytes(library: Any) -> tuple[Any, Tensor, FrameLayout]:
+    generator = torch.Generator().manual_seed(4)
+    frames = torch.randint(0, 256, (2, 4, 84, 84, 1), dtype=torch.uint8, generator=generator)
+    return NativeKernels(library), frames, FrameLayout(84, 84, 1, True, least=0.0)
+
+
+def test_gradients_come_from_what_was_saved(library: Any) -> None:
+    """Whoever saves tensors elsewhere gives them back; where they lay before is nobody's."""
+    kernels, frames, layout = nature_bytes(library)
+    convs, found = made(4, NATURE), []
+    for hooks in (False, True):
+        given = frames.clone()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, hooks=hooks: x.clone() if hooks else x, lambda x: x
+        ):
+            features = kernels.features(given, layout, convs, torch.float32)
+        if hooks:
+            given.zero_()
+        found.append(torch.autograd.grad(features.sum(), [conv.weight for conv in convs]))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_there_is_no_second_gradient(library: Any) -> None:
+    kernels, frames, layout = nature_bytes(library)
+    convs = made(4, NATURE)
+    features = kernels.features(frames, layout, convs, torch.float32)
+    (slope,) = torch.autograd.grad((features**2).sum(), convs[0].weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_what_is_frozen_has_no_gradient_and_the_rest_has(library: Any, frozen: str) -> None:
+    kernels, frames, layout = nature_bytes(library)
+    convs = made(4, NATURE)
+    for conv in convs:
+        getattr(conv, frozen).requires_grad_(False)
+    kernels.features(frames, layout, convs, torch.float32).sum().backward()
+    for conv in convs:
+        assert (conv.weight.grad is None) == (frozen == "weight")
+        assert (conv.bias.grad is None) == (frozen == "bias")  # type: ignore[union-attr]
+
+
+def test_the_default_type_decides_nothing(library: Any) -> None:
+    kernels, frames, layout = nature_bytes(library)
+    convs = made(4, NATURE)
+    wanted = kernels.features(frames, layout, convs, torch.float32)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = kernels.features(frames, layout, convs, torch.float32)
+        found.sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, wanted)
+    assert convs[0].weight.grad.dtype == torch.float32  # type: ignore[union-attr]
+
+
+def test_a_lack_of_memory_is_told(library: Any) -> None:
+    full = types.SimpleNamespace(stack_forward=lambda *given: 1)
+    convs = made(4, NATURE)
+    stack = stack_of(library, (4, 84, 84), convs)
+    with pytest.raises(MemoryError, match="There is no memory for convolutions"):
+        convolved(full, stack, images(2, 4, 84, 84), convs)  # type: ignore[arg-type]

@@ -351,7 +351,7 @@ def test_a_share_of_less_than_an_episode_is_told(tmp_path, caplog):
         for number in range(5):
             writer.append_episode(episode_rows(number, 3))
     (said,) = [record.message for record in caplog.records]
-    assert said.startswith("None of the 5 episodes of stub:a is held out")
+    assert said.startswith("None of the 5 episodes of stub:a is held out, though")
 
 
 def test_a_split_that_there_is_not_is_refused_before_anything_is_written(tmp_path):

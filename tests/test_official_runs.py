@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from forethought.cli import main
 from forethought.config import ForethoughtError
 from forethought.tracking import RunDirectory
-from forethought.training import collect
+from forethought.training import collect, signals
 from forethought.training import official as official_module
 from forethought.training.build import load_agent
 from forethought.training.loop import resume_run
@@ -63,9 +64,11 @@ def test_a_signal_while_a_run_is_written_leaves_it_whole(tmp_path, monkeypatch, 
     def interrupted(*given: Any) -> RunDirectory:
         run = create(*given)
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(2 * signals.GRACE_SECONDS)  # a large model on a slow disk
         return run
 
     monkeypatch.setattr(RunDirectory, "create", interrupted)
+    monkeypatch.setattr(signals, "GRACE_SECONDS", 0.2)
     run = imported(tmp_path)
     assert "nothing was written" not in capsys.readouterr().err
     assert load_agent(run).model is not None

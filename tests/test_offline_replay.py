@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -182,6 +182,38 @@ def test_held_out_episodes_are_never_drawn(tmp_path):
     state, tensors = replay.state()
     del state["layout"]["split"]  # as it was saved before there was a choice
     replay.check(state, tensors)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Tuple((Discrete(3), Discrete(4))),
+        Discrete(6, dtype=np.int32),
+        MultiBinary(4),
+        MultiDiscrete([3, 2]),
+        Dict(a=Discrete(3), b=Discrete(2)),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_an_agents_own_recordings_fit_it(tmp_path, space):
+    """However its actions are written down: a tuple is recorded as a dict."""
+    own = replace(spec(), action_space=space)
+    steps = [space.sample() for _ in range(9)]
+    named = [
+        {str(i): x for i, x in enumerate(step)} if isinstance(space, Tuple) else step
+        for step in steps
+    ]
+    action = (
+        {key: np.array([step[key] for step in named]) for key in named[0]}
+        if isinstance(named[0], dict)
+        else np.array(named)
+    )
+    rows = from_gym_steps(
+        np.zeros((10, 3)), action, np.ones(9), np.zeros(9, bool), np.arange(9) == 8
+    )
+    with write_dataset(tmp_path / "d", [own], ["x"], source="stub") as writer:
+        writer.append_episode(rows)
+    assert replay_of(Dataset.open(tmp_path / "d"), task=own).sample(4).reward.shape == (3, 4)
 
 
 @pytest.mark.parametrize(("held_out", "split"), [((), "held-out"), ((0, 1), "train")])

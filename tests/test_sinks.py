@@ -79,12 +79,14 @@ def test_wandb_has_the_tags_of_the_run(tmp_path, fake_wandb):
     """Those that it has when it is begun or resumed, and those that it gets on the way."""
     run, clock = new_run(tmp_path / "run"), Clock()
     run.tag("imported")
+    fake_wandb.tags = ("paper",)  # a person's own
     tracker = Tracker(run, [WandbSink("project")], clock, METRICS)
     tracker.start()
-    assert fake_wandb.asked["tags"] == ["imported"] and fake_wandb.tags == ()
+    assert "tags" not in fake_wandb.asked  # which would take WANDB_TAGS away
+    assert fake_wandb.tags == ("paper", "imported")
     run.tag("needs-inspection")
     play(tracker, clock, 1000)
-    assert fake_wandb.tags == ("imported", "needs-inspection")
+    assert fake_wandb.tags == ("paper", "imported", "needs-inspection")
     tracker.close()
 
 

@@ -256,7 +256,7 @@ def _kernels() -> Iterator[Finding]:
     import torch
 
     from forethought.nets.images import FrameLayout
-    from forethought.nets.kernels import TorchKernels, native_kernels
+    from forethought.nets.kernels import Kernels, TorchKernels, native_kernels
 
     native, sentence = native_kernels(torch.device("cpu"))
     if native is None:
@@ -266,18 +266,20 @@ def _kernels() -> Iterator[Finding]:
         yield Finding("C kernels", False, sentence.rstrip("."), advice)
         return
     x, weight, bias = torch.linspace(-3, 3, 64).reshape(2, 32), torch.ones(32), torch.zeros(32)
-    frames = (torch.arange(2 * 4 * 20 * 20) % 251).to(torch.uint8).view(2, 4, 20, 20, 1)
-    layout, conv = FrameLayout(20, 20, 1, True, least=0.0), torch.nn.Conv2d(4, 32, 4, 2)
-    found_by = [
-        torch.cat(
-            [
-                kernels.norm_mish(x.clone(), None, weight, bias).flatten(),
-                kernels.features(frames, layout, [conv], torch.float32).detach().flatten(),
-            ]
-        )
-        for kernels in (native, TorchKernels())
-    ]
-    gap = float((found_by[0] - found_by[1]).abs().max())
+    frames = (torch.arange(2 * 4 * 30 * 30) % 251).to(torch.uint8).view(2, 4, 30, 30, 1)
+    layout = FrameLayout(30, 30, 1, True, least=0.0)
+    convs = [torch.nn.Conv2d(4, 32, 4, 2), torch.nn.Conv2d(32, 64, 4, 2)]
+    weights = [conv.weight for conv in convs]
+    for learned in weights:
+        torch.nn.init.constant_(learned, 1 / learned[0].numel())
+
+    def tried(kernels: Kernels) -> torch.Tensor:
+        features = kernels.features(frames, layout, convs, torch.float32)
+        slopes = torch.autograd.grad(features.mean(), weights)
+        mish = kernels.norm_mish(x.clone(), None, weight, bias)
+        return torch.cat([part.detach().flatten() for part in (mish, features, *slopes)])
+
+    gap = float((tried(native) - tried(TorchKernels())).abs().max())
     same = gap < 1e-4
     found = f"they differ from torch by {gap:.1g}"
     wrong = "train with --agent.compile off"

@@ -230,6 +230,20 @@ def test_dead_units_are_those_that_no_observation_moves(distribution):
     assert not network.advantage.hidden._forward_hooks
 
 
+def test_dead_units_of_convolutions_that_c_computes_are_seen_too():
+    """Of 32, 64 and 64 channels 8 each are dead, of 512 hidden units 36."""
+    agent = make_agent(options(**NATURE), spec=image_spec())
+    network = agent.online
+    convs = network.trunk.convs
+    with torch.no_grad():
+        for layer, dead in [*((conv, 8) for conv in convs), (network.advantage.hidden, 36)]:
+            layer.weight.mul_(1e-4)
+            layer.bias.fill_(9.0)
+            layer.bias[:dead] = -99.0
+    share = dead_share(network, frames(8, (4, 84, 84)), None)
+    assert share == pytest.approx(60 / (32 + 64 + 64 + 512), abs=1e-6)
+
+
 def test_iqn_embedding_agrees_with_equation_4():
     network = make_network(vector_spec(), options(distribution=DISTRIBUTIONS["iqn"])).double()
     tau = torch.rand(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forethought.replay.priority_tree import PriorityTree
+from forethought.replay.priority_tree import MOST, PriorityTree
 from forethought.replay.rows import ReplayError
 
 QUICK = settings(derandomize=True, database=None, deadline=None, max_examples=100)
@@ -166,7 +166,9 @@ def test_many_changes_without_a_draw_are_settled_on_the_way():
     assert tree.total == 20_000
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, -math.inf, 1.7e308])
+@pytest.mark.parametrize(
+    "bad", [0.0, -1.0, math.nan, math.inf, -math.inf, math.nextafter(MOST, math.inf)]
+)
 def test_case_24_priorities_that_cannot_be_are_refused_and_change_nothing(bad: float):
     tree = tree_of([1.0, 2.0, 3.0])
     with pytest.raises(
@@ -175,3 +177,10 @@ def test_case_24_priorities_that_cannot_be_are_refused_and_change_nothing(bad: f
         tree.put(np.array([0, 1]), np.array([5.0, bad]))
     assert tree.leaves[:3].tolist() == [1.0, 2.0, 3.0]
     assert tree.total == 6.0
+
+
+def test_case_24_the_greatest_priorities_have_a_finite_sum():
+    tree = PriorityTree(2**16)
+    tree.put(np.arange(2**16), np.full(2**16, MOST))
+    assert math.isfinite(tree.total) and tree.total / MOST == pytest.approx(2**16)
+    assert math.isfinite(2.0**64 * MOST)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from forethought.config import ConfigError
 from forethought.data.dataset import Dataset, Shard
 from forethought.data.layout import data_leaves
+from forethought.data.space_json import space_to_json
 from forethought.replay.rows import RowSpec
 from forethought.spaces.spec import EnvSpec
 from forethought.spaces.structure import Leaf
@@ -76,7 +77,10 @@ def check_columns(
 
 def _check_choices(dataset: Dataset, found: EnvSpec, own: EnvSpec | None) -> None:
     """Refuse discrete actions of another numbering: the same number would be another action."""
-    if own is None or isinstance(own.action_space, Box) or found.action_space == own.action_space:
+    if own is None or isinstance(own.action_space, Box):
+        return
+    # As they are written down: a tuple is recorded as the dict that agents see.
+    if space_to_json(found.action_space) == space_to_json(own.action_space):
         return
     raise ConfigError(
         f"{dataset.path} does not fit the agent: the actions of {found.task} are "

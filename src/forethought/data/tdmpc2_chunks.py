@@ -28,7 +28,7 @@ from forethought.config import ConfigError, nearest
 from forethought.data.archives import check_torch_archive, is_plain_tensor
 from forethought.data.dataset import Dataset
 from forethought.data.layout import DatasetError, stored_leaves
-from forethought.data.tdmpc2_tasks import MT80, TASK_SETS
+from forethought.data.tdmpc2_tasks import TASK_SETS, without_environment
 from forethought.data.writer import SHARD_BYTES, check_out, write_dataset
 from forethought.spaces.spec import EnvSpec
 
@@ -251,8 +251,9 @@ def _own_widths(
             continue
         found[number] = _own_width(source, spec, least, stored)
     if guessed:
-        official = all(name in MT80 for name in guessed)
-        why = "they have no environment here" if official else " ".join(guessed.values())
+        known = set(without_environment())
+        told = [said for name, said in guessed.items() if name not in known]
+        why = " ".join(dict.fromkeys(told)) or "they have no environment here"
         log.warning(
             "How many observations and actions these tasks have is guessed from the data, as many "
             "as are ever not zero: %s (%s)",

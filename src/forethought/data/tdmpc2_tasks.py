@@ -30,6 +30,12 @@ META_WORLD = (
 )
 # fmt: on
 
+
+def without_environment() -> tuple[str, ...]:
+    """Tasks of the sets that this package has no environments for."""
+    return (*(f"dmc:{name}" for name in DMC_CHANGED), *(f"metaworld:{x}" for x in META_WORLD))
+
+
 MT30 = tuple(f"dmc:{name}" for name in (*DMC, *DMC_CHANGED))
 MT80 = (*MT30, *(f"metaworld:{name}" for name in META_WORLD))
 TASK_SETS = {501: MT30, 101: MT80}

@@ -206,8 +206,8 @@ class DatasetWriter:
         for spec, returns, held in zip(self.tasks, self._returns, self._held):
             if self.held_out and not held:
                 log.warning(
-                    "None of the %d episodes of %s is held out: a share of %g of them is less "
-                    "than one.",
+                    "None of the %d episodes of %s is held out, though a share of %g was asked "
+                    "for.",
                     len(returns),
                     spec.task,
                     self.held_out,

@@ -66,7 +66,7 @@ int64_t stack_fits(const Layer *layers, int64_t depth) {
     for (int64_t k = 0; k < depth; k++) {
         const Layer *l = &layers[k];
         if (l->outputs % (FEW_VECTORS * LANES) || line_of(l) % TAPS) return 0;
-        if (l->rows * l->columns < MORE_POSITIONS) return 0;
+        if (l->rows < 1 || l->columns < 1 || l->rows * l->columns < MORE_POSITIONS) return 0;
         if (k && line_of(l) % (VECTORS * LANES)) return 0;
     }
     return 1;
@@ -172,7 +172,7 @@ int64_t stack_forward(const Layer *layers, int64_t depth, const Images *x, const
 #pragma omp parallel
     {
         int64_t size = (x->bytes ? values_in(&layers[0]) : 0) + (y ? 0 : 2 * most);
-        float *room = malloc((size + 1) * sizeof(float)), *spare = room + size - (y ? 0 : 2 * most);
+        float *room = malloc((size + 1) * sizeof(float));
         if (!room) {
 #pragma omp atomic write
             failed = 1;
@@ -183,7 +183,7 @@ int64_t stack_forward(const Layer *layers, int64_t depth, const Images *x, const
             const float *from = image(x, &layers[0], i, room), *weights = packed;
             for (int64_t k = 0; k < depth; k++) {
                 const Layer *l = &layers[k];
-                float *to = y ? y[k] + i * values_out(l) : spare + k % 2 * most;
+                float *to = y ? y[k] + i * values_out(l) : room + size - (2 - k % 2) * most;
                 forward(l, from, weights, bias[k], to);
                 weights += taps_of(l) * l->outputs;
                 from = to;
@@ -321,12 +321,13 @@ int64_t stack_backward(const Layer *layers, int64_t depth, const Images *x, cons
 #pragma omp parallel for schedule(static)
     for (int64_t part = 0; part < parts; part++) {
         int64_t size = 2 * most + (x->bytes ? values_in(&layers[0]) : 0);
-        float *room = malloc(size * sizeof(float)), *dy = room, *dx = room + most;
+        float *room = malloc(size * sizeof(float));
         if (!room) {
 #pragma omp atomic write
             failed = 1;
             continue;
         }
+        float *dy = room, *dx = room + most;
         memset(sums + part * whole, 0, whole * sizeof(float));
         for (int64_t i = count * part / parts; i < count * (part + 1) / parts; i++) {
             const float *given = dfeatures + i * positions * n;

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from forethought.nets.images import FrameLayout
 
@@ -65,7 +66,10 @@ class Images(ctypes.Structure):
         if layout.channels != 1 or layout.bias != 0 or not one_byte:
             return None
         grey = frames.select(-1 if layout.channels_last else 2, 0)  # [B, F, H, W]
-        if grey.stride()[2:] != (layout.width, 1):
+        if grey.shape[2:] != (layout.height, layout.width) or grey.stride()[2:] != (
+            layout.width,
+            1,
+        ):
             return None
         return cls(None, grey.data_ptr(), *grey.stride()[:2], layout.scale)
 
@@ -86,7 +90,7 @@ def stack_of(
     """The shapes of the layers (an array of LayerShape) over images of these channels, this height
     and width; None where C cannot compute them."""
     layers = tuple(
-        (conv.out_channels, *conv.kernel_size, *conv.stride)
+        (conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride)
         for conv in convs
         if conv.padding == (0, 0) and conv.dilation == (1, 1) and conv.groups == 1
         if conv.bias is not None and conv.weight.is_cpu and conv.weight.dtype is torch.float32
@@ -99,8 +103,8 @@ def _stack(
     library: ctypes.CDLL, image: tuple[int, int, int], layers: tuple[tuple[int, ...], ...]
 ) -> Any | None:
     (channels, height, width), shapes = image, []
-    for outputs, kernel, kernel_across, stride, stride_across in layers:
-        if (kernel, stride) != (kernel_across, stride_across):
+    for inputs, outputs, kernel, kernel_across, stride, stride_across in layers:
+        if (inputs, kernel, stride) != (channels, kernel_across, stride_across):
             return None
         rows, columns = after(height, kernel, stride), after(width, kernel, stride)
         shapes.append(LayerShape(height, width, channels, kernel, stride, rows, columns, outputs))
@@ -112,24 +116,43 @@ def _stack(
 def convolved(library: ctypes.CDLL, stack: Any, x: Tensor, convs: Sequence[nn.Conv2d]) -> Tensor:
     """What `layer_by_layer` gives of x [B, C, H, W], up to rounding."""
     x = x.permute(0, 2, 3, 1).contiguous()  # as it comes from `prepared` nothing is copied
-    return _features(library, stack, x, Images.of_floats(x), convs)
+    return _features(library, stack, x, None, convs)
 
 
 def convolved_bytes(
-    library: ctypes.CDLL, stack: Any, frames: Tensor, images: Images, convs: Sequence[nn.Conv2d]
+    library: ctypes.CDLL,
+    stack: Any,
+    frames: Tensor,
+    layout: FrameLayout,
+    convs: Sequence[nn.Conv2d],
 ) -> Tensor:
-    """The same of the `images` in `frames`, which become numbers one by one."""
-    return _features(library, stack, frames, images, convs)
+    """The same of frames that `Images.of_bytes` takes; they become numbers one by one.
+
+    To learn from them they are kept as they are, not as a copy: whoever changes them before the
+    gradient is found changes it, or is stopped by torch.
+    """
+    return _features(library, stack, frames, layout, convs)
 
 
 def _features(
-    library: ctypes.CDLL, stack: Any, x: Tensor, images: Images, convs: Sequence[nn.Conv2d]
+    library: ctypes.CDLL,
+    stack: Any,
+    x: Tensor,
+    layout: FrameLayout | None,
+    convs: Sequence[nn.Conv2d],
 ) -> Tensor:
     weights, biases = [conv.weight for conv in convs], [conv.bias for conv in convs]
-    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
-        features: Tensor = _Convolutions.apply(library, stack, x, images, *weights, *biases)  # type: ignore[no-untyped-call]
+    learned = any(p is not None and p.requires_grad for p in (*weights, *biases))
+    if torch.is_grad_enabled() and learned:
+        features: Tensor = _Convolutions.apply(library, stack, x, layout, *weights, *biases)  # type: ignore[no-untyped-call]
         return features
-    return _forward(library, stack, x, images, weights, biases, None)
+    return _forward(library, stack, x, layout, weights, biases, None)
+
+
+def _images(x: Tensor, layout: FrameLayout | None) -> Images:
+    images = Images.of_floats(x) if layout is None else Images.of_bytes(x, layout)
+    assert images is not None  # the caller has asked
+    return images
 
 
 def _pointers(tensors: Sequence[Tensor]) -> Any:
@@ -140,18 +163,18 @@ def _forward(
     library: ctypes.CDLL,
     stack: Any,
     x: Tensor,
-    images: Images,
+    layout: FrameLayout | None,
     weights: Sequence[Tensor],
     biases: Sequence[Any],
     given: Sequence[Tensor] | None,
 ) -> Tensor:
     """Features [B, D]; `given` takes what each layer gave [B, rows, columns, outputs]."""
     weights, biases = ([p.contiguous() for p in each] for each in (weights, biases))
-    last = stack[-1]
-    packed = torch.empty(sum(weight.numel() for weight in weights))
-    features = torch.empty(len(x), last.rows * last.columns * last.outputs)
+    last, new = stack[-1], weights[0].new_empty
+    packed = new(sum(weight.numel() for weight in weights))
+    features = new(len(x), last.rows * last.columns * last.outputs)
     failed = library.stack_forward(
-        stack, len(stack), ctypes.byref(images), _pointers(weights), _pointers(biases),
+        stack, len(stack), ctypes.byref(_images(x, layout)), _pointers(weights), _pointers(biases),
         packed.data_ptr(), None if given is None else _pointers(given), features.data_ptr(), len(x),
     )  # fmt: skip
     _require_memory(failed)
@@ -168,30 +191,37 @@ class _Convolutions(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, library: ctypes.CDLL, stack: Any, x: Tensor, images: Images, *parameters: Any
+        ctx: Any,
+        library: ctypes.CDLL,
+        stack: Any,
+        x: Tensor,
+        layout: FrameLayout | None,
+        *parameters: Any,
     ) -> Tensor:
         weights, biases = parameters[: len(stack)], parameters[len(stack) :]
-        given = [torch.empty(len(x), own.rows, own.columns, own.outputs) for own in stack]
-        features = _forward(library, stack, x, images, weights, biases, given)
-        ctx.library, ctx.stack, ctx.images = library, stack, images
+        new = weights[0].new_empty
+        given = [new(len(x), own.rows, own.columns, own.outputs) for own in stack]
+        features = _forward(library, stack, x, layout, weights, biases, given)
+        ctx.library, ctx.stack, ctx.layout = library, stack, layout
         ctx.save_for_backward(x, *given, *weights)
         return features
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         stack = ctx.stack
         x, *rest = ctx.saved_tensors
         given, weights = rest[: len(stack)], [w.contiguous() for w in rest[len(stack) :]]
         slope, parts = grads[0].contiguous(), torch.get_num_threads()
+        new = weights[0].new_empty
         dw = [torch.empty_like(weight) for weight in weights]
-        db = [torch.empty(own.outputs) for own in stack]
+        db = [new(own.outputs) for own in stack]
         numbers = sum(weight.numel() for weight in weights)
-        packed = torch.empty(numbers)
-        sums = torch.empty(parts, numbers + sum(own.outputs for own in stack))
+        packed, sums = new(numbers), new(parts, numbers + sum(own.outputs for own in stack))
         failed = ctx.library.stack_backward(
-            stack, len(stack), ctypes.byref(ctx.images), _pointers(weights), _pointers(given),
-            slope.data_ptr(), packed.data_ptr(), sums.data_ptr(), _pointers(dw), _pointers(db),
-            len(x), parts,
+            stack, len(stack), ctypes.byref(_images(x, ctx.layout)), _pointers(weights),
+            _pointers(given), slope.data_ptr(), packed.data_ptr(), sums.data_ptr(), _pointers(dw),
+            _pointers(db), len(x), parts,
         )  # fmt: skip
         _require_memory(failed)
         return None, None, None, None, *dw, *db

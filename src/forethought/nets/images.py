@@ -29,6 +29,13 @@ class FrameLayout:
     """What `low` becomes; `high` becomes one more."""
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of one frame, with its channels where they lie."""
+        if self.channels_last:
+            return self.height, self.width, self.channels
+        return self.channels, self.height, self.width
+
+    @property
     def scale(self) -> float:
         return 1.0 / (self.high - self.low)
 

@@ -220,7 +220,8 @@ class NativeKernels:
         pad: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        whole = frames.stride()[2:] == frames[:1, :1].contiguous().stride()[2:]
+        whole = frames.shape[2:] == layout.shape
+        whole = whole and frames.stride()[2:] == frames[:1, :1].contiguous().stride()[2:]
         one_byte = frames.dtype in (torch.uint8, torch.bool)
         (count, stack), shape = frames.shape[:2], (layout.height, layout.width)
         # Where every value stays in its place, nothing is faster than the tensor operations.
@@ -242,11 +243,10 @@ class NativeKernels:
         plain = plain and not torch.is_autocast_enabled("cpu")
         shape = frames.shape[1] * layout.channels, layout.height, layout.width
         stack = stack_of(self.library, shape, convs) if plain else None
-        images = None if stack is None else Images.of_bytes(frames, layout)
-        if images is not None:
-            return convolved_bytes(self.library, stack, frames, images, convs)
+        if stack is not None and Images.of_bytes(frames, layout) is not None:
+            return convolved_bytes(self.library, stack, frames, layout, convs)
         x = self.images(frames, layout, None, 0, dtype)
-        if stack is None:
+        if stack is None or x.shape[1:] != shape:
             return layer_by_layer(x, convs)
         return convolved(self.library, stack, x, convs)
 
@@ -390,9 +390,16 @@ def _load() -> tuple[NativeKernels | None, str]:
         return None, "No C compiler was found, so plain tensor operations are used."
     try:
         path, fresh = _build(compiler)
-        library = ctypes.CDLL(str(path))
+        kernels = NativeKernels(_opened(path))
     except (OSError, subprocess.SubprocessError) as problem:
         return None, f"The C kernels could not be built ({problem}), so tensor operations are used."
+    how = f"built with {compiler}" if fresh else "taken from the cache"
+    return kernels, f"C kernels {how}: {path}."
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    """The library, its functions with their types."""
+    library = ctypes.CDLL(str(path))
     pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
     library.norm_mish.argtypes = [*[pointer] * 3, real, *[pointer] * 4, *[size] * 2]
     library.norm_mish_backward.argtypes = [*[pointer] * 4, real, *[pointer] * 5, *[size] * 3]
@@ -400,18 +407,10 @@ def _load() -> tuple[NativeKernels | None, str]:
     library.norm_simnorm_backward.argtypes = [*[pointer] * 8, *[size] * 4]
     library.two_hot_decode.argtypes = [pointer, real, real, pointer, size, size]
     library.images.argtypes = [
-        pointer,
-        *[size] * 2,
-        pointer,
-        size,
-        pointer,
-        *[size] * 6,
-        real,
-        real,
-    ]
+        pointer, size, size, pointer, size, pointer, *[size] * 6, real, real,
+    ]  # fmt: skip
     declare(library)
-    how = f"built with {compiler}" if fresh else "taken from the cache"
-    return NativeKernels(library), f"C kernels {how}: {path}."
+    return library
 
 
 def _build(compiler: str) -> tuple[Path, bool]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forethought.config import PrioritizedReplayConfig
-from forethought.replay.priority_tree import PriorityTree
+from forethought.replay.priority_tree import MOST, PriorityTree
 from forethought.replay.rows import ReplayError
 from forethought.replay.slices import Ints, State, TransitionSampler
 from forethought.replay.storage import Storage
@@ -226,8 +226,8 @@ class PrioritizedStarts(UniformStarts):
             slots, errors = slots[there], errors[there]
         if len(slots):
             priorities = errors + self.config.priority_epsilon
+            self.tree.put(slots, priorities**self.config.alpha)  # first: it may be refused
             self.max_priority = max(self.max_priority, float(priorities.max()))
-            self.tree.put(slots, priorities**self.config.alpha)
 
     def priorities(self) -> Floats:
         """|TD error| + epsilon of every valid start; with an alpha of 0 nobody knows: ones."""
@@ -248,8 +248,10 @@ class PrioritizedStarts(UniformStarts):
         greatest = state.get("max_priority", np.empty(0))
         if greatest.dtype != np.float64 or greatest.shape != (1,) or not greatest[0] > 0:
             raise ReplayError("The saved replay has no greatest priority.")
-        if not np.isfinite(greatest[0]):
+        if not greatest[0] ** self.config.alpha <= MOST:
             raise ReplayError("The saved replay has a greatest priority that is not finite.")
+        if len(leaves := state["priority"]) and not leaves.max() <= MOST:
+            raise ReplayError("The saved replay has a priority that is not finite.")
 
     def restore(self, state: State) -> None:
         super().restore(state)

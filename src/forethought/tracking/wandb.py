@@ -40,9 +40,8 @@ class WandbSink:
             dir=str(run.path),
             name=f"{about['task']} {about['agent']} {about['seed']}",
             config=run.config(),
-            tags=about["tags"],
         )
-        self._tags: list[str] = about["tags"]
+        self._tag()
 
     def train(self, row: Row) -> None:
         self._log_episodes()
@@ -74,10 +73,11 @@ class WandbSink:
             self._run.finish()
 
     def _tag(self) -> None:
-        """Tags that the run got on the way, such as needs-inspection."""
-        tags = self._directory.run_json["tags"]
-        if tags != self._tags:
-            self._run.tags, self._tags = tuple(tags), tags
+        """Those of the run, such as needs-inspection, beside those that a person gave it there."""
+        there = self._run.tags or ()
+        missing = tuple(tag for tag in self._directory.run_json["tags"] if tag not in there)
+        if missing:
+            self._run.tags = (*there, *missing)
 
     def _log_episodes(self) -> None:
         ended, self._ended = self._ended, []  # emptied first: what cannot be sent must not pile up

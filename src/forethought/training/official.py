@@ -91,7 +91,8 @@ def import_run(
         assert isinstance(parts.agent, TDMPC2)
         spec = parts.agent.spec
         checkpoint.fill(parts.agent.model, multi.task_names(spec) or (spec.task,))
-        stop.politely()  # from here on it is written, whole: that takes a moment
+        stop.politely()
+        stack.enter_context(stop.unhurried())  # from here on it is written, whole
         run = RunDirectory.create(out, to_dict(config), AGENT, task, config.seed)
         stack.enter_context(run.lock())
         _save(run, config, parts, checkpoint)
