@@ -17,6 +17,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,12 @@ def record(task: str, seed: int, options: argparse.Namespace) -> None:
         forethought("data", "record", "--run", str(run), "--replay", "--out", str(data))
 
 
+@cache
+def reached(run: Path, episodes: int) -> float:
+    """The mean return of a recorded agent; played once, for every seed that learns from it."""
+    return float(evaluated(run, episodes)["return_mean"])
+
+
 def learn_offline(seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Both tasks in one agent, from what agents of each saw; an outcome per task."""
     places = [data_of(task, own, options) for task in OFFLINE_TASKS for own in RECORDED_SEEDS]
@@ -169,7 +176,7 @@ def learn_offline(seed: int, options: argparse.Namespace) -> list[dict[str, Any]
     both, found = outcome(run, seed, options.episodes), []
     for task in OFFLINE_TASKS:
         agents = [alone(task, own, options) for own in RECORDED_SEEDS]
-        recorded = statistics.mean(evaluated(a, options.episodes)["return_mean"] for a in agents)
+        recorded = statistics.mean(reached(agent, options.episodes) for agent in agents)
         mine = [i for i, of in enumerate(both["tasks"]) if of == task]
         own = {key: [both[key][i] for i in mine] for key in ("returns", "random_returns", "seeds")}
         score = statistics.mean(own["returns"])

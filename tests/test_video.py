@@ -221,7 +221,9 @@ def test_tensorboard_shows_the_video_among_its_images(tmp_path):
 
 def test_wandb_gets_the_file(tmp_path, monkeypatch):
     logged = []
-    run = SimpleNamespace(log=lambda data, step: logged.append((step, data)), finish=lambda: None)
+    run = SimpleNamespace(
+        log=lambda data, step: logged.append((step, data)), finish=lambda: None, tags=()
+    )
     fake = SimpleNamespace(init=lambda **options: run, Video=lambda file, format: (file, format))
     monkeypatch.setitem(__import__("sys").modules, "wandb", fake)
     track = tracker(tmp_path / "run", WandbSink("project"))

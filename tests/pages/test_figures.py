@@ -17,12 +17,8 @@ def result(name: str) -> dict[str, Any]:
 
 
 LEARNING = result("learning_tdmpc2_small")
-KINDS = [
-    kind
-    for kind in ("cartpole", "lander", "breakout", "pixels")
-    if (ROOT / "docs" / "results" / f"learning_{kind}.json").exists()
-]
-"""Of benchmarks/learning_kinds.py, those that were trained."""
+KINDS = ("cartpole", "lander", "breakout", "pixels")
+"""Of benchmarks/learning_kinds.py; the kind `offline` has a table of its own."""
 
 
 PIXELS = ("pixels", "small_pixels")
@@ -89,6 +85,67 @@ def test_the_page_of_tdmpc2_has_every_seed_of_every_kind_of_task(kind):
     assert f"| {' | '.join(cells)} |" in text
     assert f"at most {found['most_minutes']:.1f} minutes" in text
     assert f"commit {found['runs'][0]['commit'][:7]}" in text
+
+
+def span(found: dict[str, Any], key: str) -> str:
+    low, high = found[key]
+    return f"{low:.1f} to {high:.1f}"
+
+
+def test_the_page_of_tdmpc2_has_every_seed_of_two_tasks_from_recorded_data():
+    """| task | its seeds | their mean | its interval | random play's | who recorded | the aim |"""
+    whole, text = result("learning_offline"), TDMPC2.read_text(encoding="utf-8")
+    assert list(whole["tasks"]) == ["dmc:cartpole-swingup", "dmc:cup-catch"]
+    for task, found in whole["tasks"].items():
+        assert [run["seed"] for run in found["runs"]] == [1, 2, 3]
+        for run in found["runs"]:
+            assert len(run["returns"]) == 20
+            assert run["return_mean"] == pytest.approx(mean(run["returns"]))
+        recorded = mean([run["recorded"] for run in found["runs"]])
+        assert found["aim"] == pytest.approx(0.8 * recorded)
+        cells = [
+            f"both: `{task}`",
+            *(f"{run['return_mean']:.1f}" for run in found["runs"]),
+            f"{found['return_mean']:.1f}",
+            *(span(found, key) for key in ("interval_over_seeds", "random_interval")),
+            f"{recorded:.1f}",
+            f"{found['aim']:.1f}",
+        ]
+        assert f"| {' | '.join(cells)} |" in text
+    minutes = max(found["most_minutes"] for found in whole["tasks"].values())
+    assert f"at most {minutes:.1f} minutes" in text
+    assert f"commit {found['runs'][0]['commit'][:7]}" in text
+
+
+ABLATION = ROOT / "docs" / "results" / "multi_gamma_ablation.json"
+
+
+@pytest.mark.skipif(not ABLATION.exists(), reason="make ablation has not been run to its end yet")
+def test_the_page_of_tdmpc2_has_the_ablation_of_auxiliary_discounts():
+    """| task | variant | area under the curve | its gain | final return | seed std of the area |"""
+    whole, text = result("multi_gamma_ablation"), TDMPC2.read_text(encoding="utf-8")
+    assert whole["runs_missing"] == 0 and len(whole["runs"]) == 30
+    assert whole["verdict"]["sentence"] in text
+    for task, entries in whole["tasks"].items():
+        for variant, entry in entries.items():
+            gain = entry.get("auc_gain_percent")
+            told = "" if gain is None else "{mean:+.1f} ({low:+.1f} to {high:+.1f})".format(**gain)
+            cells = [
+                f"`{task}`",
+                variant,
+                f"{entry['auc']['mean']:.1f}",
+                told,
+                f"{entry['final_return']['mean']:.1f}",
+                f"{entry['auc']['seed_std']:.1f}",
+            ]
+            assert f"| {' | '.join(cells)} |" in text
+    for variant, found in whole["verdict"]["variants"].items():
+        costs = found["overhead"]
+        cells = [
+            variant,
+            *(f"{costs[f'{name}_percent']:.1f}" for name in ("time", "parameters", "memory")),
+        ]
+        assert f"| {' | '.join(cells)} |" in text
 
 
 def test_the_span_of_scores_in_the_readme_is_that_of_the_seeds():
