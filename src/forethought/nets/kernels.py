@@ -2,7 +2,8 @@
 
 `norm_mish(x) = mish(LN(x))` and `norm_simnorm(x) = softmax over groups of 8 of LN(x)`; beside
 them `decode`, which turns two-hot logits into numbers, `images`, which turns bytes into what a
-convolution takes, and `features`, convolutions of these with ReLUs.
+convolution takes, `features`, convolutions of these with ReLUs, and `linear`, a layer with many
+weights.
 
 Mish costs more than half of the matrix product before it when PyTorch computes it on a CPU, and a
 softmax over groups of eight three times as much as that product. Two remedies, with the same
@@ -11,7 +12,7 @@ results up to rounding:
 - `TorchKernels`: tensor operations, on every device and dtype, with Mish in its algebraic form
   x - 2 x / ((e^x + 1)^2 + 1): one exponential, four passes. For x << 0, where Mish is next to
   nothing, its terms cancel; the error stays as small as that of PyTorch's own (1e-6).
-- `NativeKernels`: the C functions of `kernels.c` and `convolutions.c`, for float32 on a CPU, built
+- `NativeKernels`: the C functions of `kernels.c` and the other C files, for float32 on a CPU, built
   once by the machine's C compiler and cached. Whatever they cannot take goes to `TorchKernels`.
 """
 
@@ -34,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forethought.maths import TwoHot
+from forethought.nets import wide_linear
 from forethought.nets.cache import user_cache
 from forethought.nets.convolutions import (
     Images,
@@ -92,6 +94,8 @@ class Kernels(Protocol):
         """`images`, which are data, through convolutions with a ReLU behind each: [B, D]."""
         ...
 
+    def linear(self, x: Tensor, layer: nn.Linear) -> Tensor: ...
+
 
 class TorchKernels:
     """Plain tensor operations: the reference, and the fallback."""
@@ -135,6 +139,10 @@ class TorchKernels:
         self, frames: Tensor, layout: FrameLayout, convs: Sequence[nn.Conv2d], dtype: torch.dtype
     ) -> Tensor:
         return layer_by_layer(self.images(frames, layout, None, 0, dtype), convs)
+
+    def linear(self, x: Tensor, layer: nn.Linear) -> Tensor:
+        y: Tensor = layer(x)
+        return y
 
 
 def _mish(h: Tensor) -> Tensor:
@@ -249,6 +257,11 @@ class NativeKernels:
         if stack is None or x.shape[1:] != shape:
             return layer_by_layer(x, convs)
         return convolved(self.library, stack, x, convs)
+
+    def linear(self, x: Tensor, layer: nn.Linear) -> Tensor:
+        if wide_linear.fits(self.library, x, layer):
+            return wide_linear.wide_linear(self.library, x, layer)
+        return self.fallback.linear(x, layer)
 
 
 def _native(x: Tensor) -> bool:
@@ -410,6 +423,7 @@ def _opened(path: Path) -> ctypes.CDLL:
         pointer, size, size, pointer, size, pointer, *[size] * 6, real, real,
     ]  # fmt: skip
     declare(library)
+    wide_linear.declare(library)
     return library
 
 

@@ -97,9 +97,10 @@ class DQN(Agent):
             # Weights are drawn where every machine draws the same, then moved.
             length = int(np.prod(spec.observation_space.shape or ()))
             trunk = make_trunk(network, image, frames, length)
+            built = QNetwork(trunk, self.codec.size, config, streams.torch("init"))
             if kernels is not None:
-                use_kernels(trunk, kernels)
-            return QNetwork(trunk, self.codec.size, config, streams.torch("init")).to(device)
+                use_kernels(built, kernels)
+            return built.to(device)
 
         self.online = build()
         told = _told(config, network.kind, frames if image else 0, spec.action_repeat)

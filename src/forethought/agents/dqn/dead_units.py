@@ -29,6 +29,7 @@ def dead_share(network: QNetwork, obs: Tensor, tau: Tensor | None) -> float:
     finally:
         for hook in hooks:
             hook.remove()
+    assert len(alive) >= len(hooks), "a layer was computed without being called"
     return 1.0 - torch.cat(alive).float().mean().item()
 
 

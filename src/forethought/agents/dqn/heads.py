@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from forethought.agents.dqn import targets
 from forethought.agents.dqn.config import C51, IQN, QR, DQNConfig, FactorisedNoise
 from forethought.agents.dqn.networks import Trunk, initialise
+from forethought.nets.kernels import Kernels, TorchKernels
 from forethought.nets.noisy import LayerNoise, NetNoise, NoisyLinear, noisy_layers
 
 
@@ -32,15 +33,19 @@ class Stream(nn.Module):
             return NoisyLinear(inputs, width, sigma, generator)
 
         self.hidden, self.output = layer(features, units), layer(units, outputs)
+        self.kernels: Kernels = TorchKernels()
 
     def forward(self, x: Tensor, noise: NetNoise | None) -> Tensor:
         first, second = (None, None) if noise is None else noise
-        return _apply(self.output, torch.relu(_apply(self.hidden, x, first)), second)
+        return self._through(self.output, torch.relu(self._through(self.hidden, x, first)), second)
 
-
-def _apply(layer: nn.Linear | NoisyLinear, x: Tensor, noise: LayerNoise | None) -> Tensor:
-    out: Tensor = layer(x, noise) if isinstance(layer, NoisyLinear) else layer(x)
-    return out
+    def _through(
+        self, layer: nn.Linear | NoisyLinear, x: Tensor, noise: LayerNoise | None
+    ) -> Tensor:
+        if isinstance(layer, nn.Linear):
+            return self.kernels.linear(x, layer)
+        out: Tensor = layer(x, noise)
+        return out
 
 
 class CosineEmbedding(nn.Module):
