@@ -123,8 +123,9 @@ def world(place):
 def sources(folder):
     """Data of others to import, for MINARI and CHUNKS, and a DATASET."""
     (folder / "chunks").mkdir(parents=True)
-    write_chunk(folder / "chunks" / "chunk_0.pt", chunk_columns([1, 0], rows=501))
-    columns = chunk_columns([3, 3], rows=501, widths={3: (4, 2)})
+    walkers = chunk_columns([1, 0], rows=501, obs=24, action=6, widths=[(24, 6)] * 2)
+    write_chunk(folder / "chunks" / "chunk_0.pt", walkers)
+    columns = chunk_columns([3, 3], rows=501, obs=24, action=6, widths={3: (17, 6)})
     write_chunk(folder / "chunks" / "chunk_1.pt", columns)
     spaces = {"obs_space": box_json(3, -9.0, 9.0), "action_space": box_json(2, -2.0, 2.0)}
     minari = write_minari(folder / "minari", [minari_episode(9)], **spaces)

@@ -203,6 +203,20 @@ def test_the_readme_says_of_a_resume_what_was_measured():
     assert f"differs by up to {difference:.2f} in a parameter" in text
 
 
+def test_the_page_of_dqn_tells_the_measured_speed():
+    found = result("dqn_speed")
+    summary, text = found["summary"], (ROOT / "docs" / "agents" / "dqn.md").read_text("utf-8")
+    envs = summary["sb3_faster_envs"]
+    told = [
+        f"Here {summary['ours_median']:.1f} decisions a second",
+        f"there {summary[f'sb3_{envs}_envs_median']:.1f} with {envs} environments",
+        f"{summary['ratio_median']:.2f} times as many (median of {len(found['rounds'])} rounds",
+        f"{summary['ratio_lowest']:.2f} in the worst",
+        f"{found['date_utc'][:10]}, commit {found['commit'][:7]}",
+    ]
+    assert [words for words in told if words not in text] == []
+
+
 def test_the_page_of_datasets_tells_the_measured_speed():
     found = result("offline_speed")
     mapped = found["summary"]["episodes mapped"]
