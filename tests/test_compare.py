@@ -10,6 +10,7 @@ from rich.console import Console
 
 from forethought.cli import main
 from forethought.report.compare import compare, show_comparison
+from forethought.tracking import RunDirectory
 from tests.report_runs import TASK, make_run
 
 
@@ -67,7 +68,13 @@ def test_seeds_versions_and_commit_are_always_shown(sides):
     assert line(text, "seed") == ["", "seed", "1, 2", "1, 2"]
     python = compare(["old", "new"]).sides[0].facts["versions.python"]
     assert line(text, "versions.python") == ["", "versions.python", python, python]
-    assert "git_commit" in text
+
+
+def test_a_commit_is_brief_and_keeps_the_word_of_changes(sides):
+    for place, commit in (("old/1", "a" * 40), ("new/1", "b" * 40 + "+changes")):
+        RunDirectory.open(sides / place).update(git_commit=commit)
+    text = shown("old/1", "new/1")
+    assert line(text, "git_commit") == ["~", "git_commit", "a" * 10, "b" * 10 + "+changes"]
 
 
 def test_differences_are_coloured_and_equal_values_are_not(sides):

@@ -70,6 +70,8 @@ def test_the_commit_is_that_of_the_source_and_not_of_the_working_directory(tmp_p
     head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
     assert git_commit(source) == head.stdout.strip()
     assert git_commit(installed) is None  # somebody else's repository
+    source.write_text("changed = True")
+    assert git_commit(source) == head.stdout.strip() + "+changes"
     assert new_run(tmp_path / "run").run_json["git_commit"] == git_commit() != head.stdout.strip()
 
 

@@ -21,7 +21,13 @@ from forethought.report.groups import (
     make_group,
     one_per_seed,
 )
-from forethought.report.methods import differing_keys, printable, show, tells_apart
+from forethought.report.methods import (
+    brief_commits,
+    differing_keys,
+    printable,
+    show,
+    tells_apart,
+)
 from forethought.report.runs import RunRecord, read_runs
 from forethought.report.statistics import Estimate, number
 
@@ -211,8 +217,9 @@ def show_comparison(comparison: Comparison, console: Console, everything: bool =
     for key, kinds in comparison.kinds.items():
         always = key in ALWAYS or key.startswith("versions.")
         if everything or always or set(kinds) != {"same"}:
-            width = 10 if key == "git_commit" else 60
-            cells = [_text(show(side.facts.get(key, ABSENT), width)) for side in sides]
+            found = [side.facts.get(key, ABSENT) for side in sides]
+            brief = [brief_commits(str(x)) if key == "git_commit" else x for x in found]
+            cells = [_text(show(value, 60)) for value in brief]
             styles = ["", *(COLOURS.get(kind, "dim") for kind in kinds)]
             for cell, style in zip(cells, styles):
                 cell.stylize(style)

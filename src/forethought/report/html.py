@@ -21,7 +21,7 @@ from forethought.report.groups import (
     fair_frames,
     not_comparable,
 )
-from forethought.report.methods import differing_keys, show
+from forethought.report.methods import brief_commits, differing_keys, show
 from forethought.report.published import Published
 from forethought.report.runs import RunRecord
 from forethought.report.statistics import Estimate, Scores, number
@@ -311,7 +311,7 @@ def _runs_table(runs: Sequence[RunRecord]) -> str:
                 f"{run.env_frames:,}" + ("" if run.unit == "frames" else f" {run.unit}"),
                 number(last[0]) if last else ABSENT,
                 ", ".join(map(str, run.facts["tags"])) or ABSENT,
-                str(run.facts.get("git_commit") or ABSENT)[:10],
+                show(brief_commits(str(run.facts.get("git_commit") or ABSENT))),
                 ", ".join(f"{name} {version}" for name, version in run.versions.items()) or ABSENT,
             ]
         )

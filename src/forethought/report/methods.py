@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -102,6 +103,11 @@ def show(value: Any, width: int = 24) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     text = printable(text)
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def brief_commits(text: str) -> str:
+    """Ten signs of each commit in a text; what stands behind one ("+changes") stays."""
+    return re.sub(r"\b([0-9a-f]{10})[0-9a-f]{30}\b", r"\1", text)
 
 
 def differing_keys(methods: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -238,14 +238,16 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
-def git_commit(source: Path = Path(__file__)) -> str | None:
-    """The commit of the source tree that runs, if that is a git checkout.
+def git_commit(source: Path = Path(__file__).parents[1] / "__init__.py") -> str | None:
+    """The commit of the source tree that runs, if that is a git checkout; "+changes" behind it
+    where files beside or below `source` are not as committed.
 
     The file must be tracked: an installed package may lie in some other project's repository.
     """
     try:
         _git(source, "ls-files", "--error-unmatch", "--", source.name)
-        return _git(source, "rev-parse", "--verify", "--quiet", "HEAD") or None
+        commit = _git(source, "rev-parse", "--verify", "--quiet", "HEAD")
+        return commit + ("+changes" if _git(source, "status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
