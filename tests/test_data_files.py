@@ -149,6 +149,12 @@ def test_a_space_comes_back_from_json(space):
     assert space_from_json(data) == space
 
 
+def test_a_dict_keeps_the_order_of_its_keys():
+    """What a step of the codec chooses first is the first key: sorted, it would be another."""
+    space = spaces.Dict([("turn", spaces.Discrete(3)), ("accelerate", spaces.Discrete(2))])
+    assert list(space_from_json(space_to_json(space)).spaces) == ["turn", "accelerate"]
+
+
 def test_a_description_cannot_ask_for_gigabytes():
     data = {"type": "Box", "dtype": "float32", "shape": [2**40], "low": 0, "high": 1}
     with pytest.raises(ValueError, match="a space of shape"):

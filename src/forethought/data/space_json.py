@@ -46,8 +46,8 @@ def space_from_json(data: Any, depth: int = 0) -> gymnasium.Space[Any]:
         raise ValueError("a space is not described as one")
     kind = data["type"]
     if kind == "Dict":
-        inner = {str(k): space_from_json(x, depth + 1) for k, x in data["subspaces"].items()}
-        return spaces.Dict(inner)
+        inner = [(str(k), space_from_json(x, depth + 1)) for k, x in data["subspaces"].items()]
+        return spaces.Dict(inner)  # pairs keep their order, a plain dict would be sorted
     if kind == "Tuple":
         return spaces.Tuple([space_from_json(x, depth + 1) for x in data["subspaces"]])
     if kind == "Box":
