@@ -209,6 +209,18 @@ def test_weights_that_mean_something_else_are_refused_though_they_fit(key, value
     agent_of(LONG, config=config).begin_with(tensors, LONG, "the other run", None, saved)
 
 
+def test_what_was_not_saved_had_its_default():
+    """A key younger than the run that is begun with: its weights mean what the default says."""
+    there = agent_of(LONG)
+    tensors = {f"model/{k}": v for k, v in there.model.state_dict().items()}
+    tensors["q_scale"] = torch.tensor(7.0)
+    saved = there.facts() | {"config": {"agent": {}}}
+    agent_of(LONG).begin_with(tensors, LONG, "the other run", None, saved)
+    other = replace(CONFIG, model=replace(TINY, symlog_obs=True))
+    with pytest.raises(ConfigError, match=r"symlog_obs is True, but .* learned with False"):
+        agent_of(LONG, config=other).begin_with(tensors, LONG, "the other run", None, saved)
+
+
 def test_embeddings_of_another_length_do_not_fit_many_tasks():
     short = replace(CONFIG, model=replace(TINY, task_dim=8))
     with pytest.raises(ConfigError, match=r"task_dim"):
@@ -275,9 +287,18 @@ def test_a_run_begins_with_another_and_resumes_without_it(many, tmp_path, capsys
     said = capsys.readouterr().err
     assert f"Begins with the weights of {source} at 40 agent steps ({PAIR}):" in said
     assert "obs inputs: 2 of 3 taken" in said
+    assert "env.action_repeat" not in said
     shutil.rmtree(source)
     assert cli.main(["resume", str(out), "--steps", "44"]) == 0
     assert load_agent(out).spec.task == SHORT
+
+
+def test_steps_of_another_length_are_told(many, tmp_path, capsys):
+    words = ["train", "tdmpc2", SHORT, *QUICK, "--out", str(tmp_path / "run")]
+    words += ["--track.console", "true", "--env.action_repeat", "2"]
+    assert cli.main([*words, "--train.init_from", str(many)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "env.action_repeat is 2 here and was the task's own there" in said
 
 
 def test_the_first_weights_are_those_of_the_other_run(many, tmp_path):

@@ -35,3 +35,13 @@ def begin_from(agent: Agent, config: RunConfig) -> None:
         tensors = files.load_tensors(folder / "agent.safetensors")
     task, like = str(about["task"]), config.train.init_task
     agent.notes += agent.begin_with(tensors, task, told, like, meta)
+    held, own = meta.get("config", {}).get("env", {}).get("action_repeat"), config.env.action_repeat
+    if held != own:
+        agent.notes += (
+            f"env.action_repeat is {_or_usual(own)} here and was {_or_usual(held)} there: a step "
+            "of its world may be longer or shorter than here.",
+        )
+
+
+def _or_usual(action_repeat: int | None) -> str:
+    return "the task's own" if action_repeat is None else str(action_repeat)

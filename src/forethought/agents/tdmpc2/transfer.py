@@ -158,14 +158,19 @@ def transfer(
 
 
 def check_meaning(told: str, there: Mapping[str, Any], here: TDMPC2Config) -> None:
-    """Refuse weights that were learned to be read otherwise; `there` is their `agent` as saved."""
+    """Refuse weights that were learned to be read otherwise; `there` is their `agent` as saved.
+
+    A key that was not saved had its default: it is younger than the run.
+    """
     for group, names in MEANING.items():
         saved, own = (there.get(group, {}), here.model) if group else (there, here)
+        usual = type(own)()
         for name in names:
-            if name in saved and saved[name] != getattr(own, name):
+            learned = saved.get(name, getattr(usual, name))
+            if learned != getattr(own, name):
                 key = ".".join(filter(None, ("agent", group, name)))
                 raise ConfigError(
-                    f"{key} is {getattr(own, name)}, but {told} learned with {saved[name]}, so its "
+                    f"{key} is {getattr(own, name)}, but {told} learned with {learned}, so its "
                     "weights would mean something else here; give this run the same."
                 )
 
