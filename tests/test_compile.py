@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from forethought.agents.tdmpc2 import TDMPC2, compiling
 from forethought.agents.tdmpc2.compiling import choose, compile_losses, compile_networks
 from forethought.cli import main
+from forethought.envs import spec_of
 from forethought.maths import TwoHot
 from forethought.nets import compiled as compiled_module
 from forethought.nets import kernels as kernel_module
@@ -20,13 +22,15 @@ from forethought.nets.compiled import Compiled, CompiledTwoHot
 from forethought.nets.kernels import native_kernels
 from forethought.nets.layers import frozen
 from forethought.seeding import Streams
-from tests.tdmpc2_agents import CONFIG, OBS, fill, make_agent
+from tests.discrete_actions import discrete_agent
+from tests.tdmpc2_agents import CONFIG, OBS, fill, make_agent, make_spec
 
 CPU = torch.device("cpu")
 SHORT = replace(CONFIG, horizon=1, planner=replace(CONFIG.planner, iterations=1))
 """Few shapes, so that little is compiled."""
 SMALL = replace(SHORT, model=replace(SHORT.model, num_q=2))
 """And few networks."""
+PAIR = "multi:gym:tests.many_tasks:tasks/Short-v0,gym:tests.many_tasks:tasks/Long-v0"
 # While torch's compiler traces, it looks where ordinary code should not, and catches what it is
 # told about that; as errors the warnings would stop it.
 pytestmark = [
@@ -236,6 +240,44 @@ def test_whole_steps_in_graphs_learn_and_plan_as_without(caplog: pytest.LogCaptu
     stage of a compiler. The networks' own such graphs have a test above, which takes less time."""
     plain, graphs = make_agent(SMALL), whole_steps(make_agent(SMALL), "aot_eager", "eager")
     assert_same(learnt(plain, updates=2), learnt(graphs, updates=2))
+    assert not told(caplog)  # else it did not compile
+
+
+def of_kind(kind: str) -> TDMPC2:
+    """An agent whose losses have parts that those of one vector and a continuous action lack; its
+    replay holds what its spaces draw."""
+    if kind == "discrete":
+        agent = discrete_agent(SMALL)
+    elif kind == "pixels":
+        picture = gymnasium.spaces.Box(0, 255, (12, 12, 3), np.uint8)
+        agent = make_agent(SMALL, spec=make_spec(observation_space=picture))
+    else:
+        agent = make_agent(SMALL, spec=spec_of(PAIR))
+    spec, tasks = agent.spec, len(agent.spec.tasks)
+    for space in (spec.observation_space, spec.action_space):
+        space.seed(0)
+    for i in range(60):
+        first, last = i % 20 == 0, i % 20 == 19
+        row = {"obs": spec.observation_space.sample(), "is_first": first, "terminated": False}
+        row |= {"truncated": last, **({"task": i // 20 % tasks} if tasks else {})}
+        row |= {} if first else {"action": spec.action_space.sample(), "reward": 0.1 * i}
+        agent.store_transition(row)
+    return agent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["discrete", "pixels", "many tasks"])
+def test_whole_steps_in_graphs_learn_as_without_whatever_the_kind(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, graphs = of_kind(kind), whole_steps(of_kind(kind), "aot_eager", "eager")
+    before = {name: weight.clone() for name, weight in plain.model.state_dict().items()}
+    for agent in (plain, graphs):
+        agent.train(2)
+    ours, theirs = plain.model.state_dict(), graphs.model.state_dict()
+    for name, weight in ours.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-2, atol=1e-5)
+    assert any((ours[name] != weight).any() for name, weight in before.items())
     assert not told(caplog)  # else it did not compile
 
 
