@@ -25,7 +25,7 @@ from forethought import presets
 from forethought.files import read_json
 from forethought.report.statistics import area_under_curve
 from forethought.tracking import RunDirectory, read_rows
-from results import carry_out, write
+from results import ROOT, carry_out, write
 from runs import at_once, curve, forethought, interval_over_seeds, is_trial, train_or_resume
 from tdmpc2_speed import auxiliary_overhead, small
 
@@ -236,6 +236,42 @@ def show(report: Mapping[str, Any]) -> None:
             print(line)
 
 
+def draw(result: Mapping[str, Any], path: Path) -> Any:
+    """A column per task: the curves of every run, their means drawn strongly; below them the errors
+    of the auxiliary values over time, a colour for each discount and a dash for each variant."""
+    from matplotlib.figure import Figure
+
+    tasks, variants = list(result["tasks"]), list(next(iter(result["tasks"].values())))
+    gammas = sorted(
+        {g for t in result["tasks"].values() for e in t.values() for g in e["auxiliary_mean"]}
+    )
+    dashes = dict(zip(variants, ("-", ":", "-.", "--", "-")))
+    figure = Figure(figsize=(5 * len(tasks) + 1.5, 9.5), layout="constrained")
+    panels = figure.subplots(3, len(tasks), squeeze=False)
+    for column, task in enumerate(tasks):
+        for place, variant in enumerate(variants):
+            own = [r for r in result["runs"] if (r["task"], r["variant"]) == (task, variant)]
+            for run in own:
+                x, y = zip(*run["curve"], strict=True)
+                panels[0][column].plot(x, y, color=f"C{place}", alpha=0.25)
+            heights = zip(*([point[1] for point in run["curve"]] for run in own), strict=True)
+            means = [statistics.mean(at) for at in heights]
+            panels[0][column].plot(x, means, color=f"C{place}", linewidth=2.5, label=variant)
+            for gamma, rows in result["tasks"][task][variant]["auxiliary_mean"].items():
+                steps, *errors = zip(*rows, strict=True)
+                look = {"color": f"C{gammas.index(gamma)}", "linestyle": dashes[variant]}
+                for row, values in enumerate(errors, 1):
+                    panels[row][column].plot(steps, values, label=f"{variant}, {gamma}", **look)
+        panels[0][column].set(title=task, xlabel="environment frames", ylabel="return")
+        panels[1][column].set(xlabel="agent steps", ylabel="auxiliary values: mean absolute error")
+        panels[2][column].set(xlabel="agent steps", ylabel="auxiliary values: cross-entropy")
+    for row in panels:  # beside the panels: curves leave no room in them
+        row[-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+    return figure
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("runs/multi_gamma_ablation"))
@@ -276,6 +312,8 @@ def main() -> None:
     }
     if not trial:
         print(f"written: {write('multi_gamma_ablation', result)}")
+        if runs:
+            draw(result, ROOT / "docs" / "pictures" / "multi_gamma_ablation.png")
 
 
 if __name__ == "__main__":

@@ -78,3 +78,18 @@ def test_the_ablation_reads_errors_over_time_from_a_run(ablation: Any, run: Path
         "g0.995": [110, 220],
     }
     assert ablation.gammas_of("a0") == () and ablation.gammas_of("a3") == AUX
+
+
+def test_the_ablations_picture_has_every_run_and_every_discount(
+    ablation: Any, tmp_path: Path
+) -> None:
+    """Two seeds and their mean for each of two variants; two errors of one discount."""
+    runs = [made("x", variant, seed, 100.0) for variant in ("a0", "a1") for seed in (1, 2)]
+    runs = [run | {"curve": [[0.0, 1.0], [100.0, float(run["seed"])]]} for run in runs]
+    figure = ablation.draw({"tasks": ablation.compare(runs), "runs": runs}, tmp_path / "a.png")
+    returns, mae, ce = figure.axes
+    assert [list(line.get_ydata()) for line in returns.lines[:3]] == [[1, 1], [1, 2], [1, 1.5]]
+    assert len(returns.lines) == 6
+    assert list(mae.lines[0].get_ydata()) == [100.0, 1.0]
+    assert list(ce.lines[0].get_ydata()) == [2.0, 1.0]
+    assert (tmp_path / "a.png").stat().st_size > 0
