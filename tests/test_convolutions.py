@@ -259,6 +259,23 @@ def test_frames_that_torch_refuses_are_refused(library: Any, shape: tuple[int, .
             kernels.features(frames, layout, made(4, NATURE), torch.float32)
 
 
+def test_frames_of_several_channels_that_come_first_are_refused_too(library: Any) -> None:
+    """All but the first channel would be left out without a word."""
+    layout = FrameLayout(84, 84, 1, False, least=0.0)
+    frames = torch.zeros(2, 4, 2, 84, 84, dtype=torch.uint8)
+    for kernels in (NativeKernels(library), TorchKernels()):
+        with pytest.raises(RuntimeError):
+            kernels.features(frames, layout, made(4, NATURE), torch.float32)
+
+
+@pytest.mark.parametrize("bias", [torch.zeros(32, dtype=torch.double), torch.zeros(3)])
+def test_a_bias_of_another_type_or_length_is_not_for_c(library: Any, bias: Tensor) -> None:
+    convs = made(4, NATURE)
+    assert stack_of(library, (4, 84, 84), convs) is not None
+    convs[0].bias = nn.Parameter(bias)
+    assert stack_of(library, (4, 84, 84), convs) is None
+
+
 def nature_bytes(library: Any) -> tuple[Any, Tensor, FrameLayout]:
     generator = torch.Generator().manual_seed(4)
     frames = torch.randint(0, 256, (2, 4, 84, 84, 1), dtype=torch.uint8, generator=generator)

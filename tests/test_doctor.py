@@ -217,7 +217,7 @@ def test_rendering_names_the_backend_or_the_packages(monkeypatch):
 
 
 def test_kernels_are_compared_with_torch_and_a_missing_compiler_is_named(monkeypatch):
-    for name in ("norm_mish", "features"):  # each of them by itself
+    for name in ("norm_mish", "features", "linear"):  # each of them by itself
         wrong, right = kernels.TorchKernels(), getattr(kernels.TorchKernels(), name)
         setattr(wrong, name, lambda *given, right=right: right(*given) + 1)
         monkeypatch.setattr(

@@ -193,6 +193,32 @@ def test_no_compiler_is_one_sentence_and_a_fallback(monkeypatch: pytest.MonkeyPa
     assert why == "No C compiler was found, so plain tensor operations are used."
 
 
+def test_a_spoiled_file_in_the_cache_is_built_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a full disk leaves one; it must not cost the speed of every run from then on."""
+    if native_kernels(torch.device("cpu"))[0] is None:
+        pytest.skip("no C compiler here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = []
+
+    def build(compiler: str) -> tuple[Path, bool]:
+        asked.append(compiler)
+        path = tmp_path / "kernels.so"
+        if path.exists():
+            return path, False
+        if len(asked) == 1:
+            path.write_bytes(b"")
+            return path, False
+        return plain(compiler)
+
+    plain = kernel_module._build
+    monkeypatch.setattr(kernel_module, "_build", build)
+    found, why = _load.__wrapped__()
+    assert found is not None and "C kernels built with" in why
+    assert len(asked) == 2 and not (tmp_path / "kernels.so").exists()
+
+
 def test_other_devices_use_tensor_operations() -> None:
     found, why = native_kernels(torch.device("meta"))
     assert found is None

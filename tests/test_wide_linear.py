@@ -20,6 +20,12 @@ def made(outputs: int = 512, inputs: int = 3136) -> nn.Linear:
     return nn.Linear(inputs, outputs)
 
 
+def with_bias(bias: Tensor) -> nn.Linear:
+    layer = made()
+    layer.bias = nn.Parameter(bias)
+    return layer
+
+
 def rows(library: Any, layer: nn.Linear) -> int:
     """As many as C takes at a time, on this width of registers."""
     (count,) = [n for n in (16, 32) if fits(library, torch.zeros(n, layer.in_features), layer)]
@@ -71,6 +77,15 @@ def test_what_is_frozen_has_no_gradient_and_the_rest_has(library: Any, frozen: s
     assert {name for name, part in parts.items() if part.grad is None} == {frozen}
 
 
+def test_the_output_may_be_changed_in_place(library: Any) -> None:
+    """As torch's may: the network behind it need not know who computed it."""
+    layer = made()
+    x = torch.randn(rows(library, layer), 3136)
+    y = NativeKernels(library).linear(x, layer).relu_()
+    y.sum().backward()  # type: ignore[no-untyped-call]
+    assert layer.weight.grad is not None and y.min() == 0
+
+
 def test_what_is_not_a_number_stays_so(library: Any) -> None:
     layer = made()
     x = torch.randn(rows(library, layer), 3136)
@@ -106,6 +121,8 @@ def test_other_sizes_and_types_are_left_to_torch(library: Any) -> None:
         (made(511), x),
         (made(512, 3137), torch.zeros(count, 3137)),
         (nn.Linear(3136, 512, bias=False), x),
+        (with_bias(torch.zeros(512, dtype=torch.double)), x),
+        (with_bias(torch.zeros(3)), x),
     ):
         assert not fits(library, given, other)
     y = NativeKernels(library).linear(x[:-1], layer)

@@ -269,15 +269,19 @@ def _kernels() -> Iterator[Finding]:
     frames = (torch.arange(2 * 4 * 30 * 30) % 251).to(torch.uint8).view(2, 4, 30, 30, 1)
     layout = FrameLayout(30, 30, 1, True, least=0.0)
     convs = [torch.nn.Conv2d(4, 32, 4, 2), torch.nn.Conv2d(32, 64, 4, 2)]
-    weights = [conv.weight for conv in convs]
-    for learned in weights:
-        torch.nn.init.constant_(learned, 1 / learned[0].numel())
+    wide, rows = torch.nn.Linear(1024, 256), torch.linspace(-1, 1, 32 * 1024).view(32, 1024)
+    weights = [layer.weight for layer in (*convs, wide)]
+    for learned in weights:  # all different, so that none may be taken for another
+        values = torch.linspace(-1, 2, learned.numel()).view_as(learned)
+        learned.data.copy_(values / learned[0].numel())
 
     def tried(kernels: Kernels) -> torch.Tensor:
         features = kernels.features(frames, layout, convs, torch.float32)
-        slopes = torch.autograd.grad(features.mean(), weights)
+        outputs = [kernels.linear(rows[:count], wide) for count in (16, 32)]  # one of them is C's
+        slopes = torch.autograd.grad(features.mean() + sum(y.mean() for y in outputs), weights)
         mish = kernels.norm_mish(x.clone(), None, weight, bias)
-        return torch.cat([part.detach().flatten() for part in (mish, features, *slopes)])
+        parts = (mish, features, *outputs, *slopes)
+        return torch.cat([part.detach().flatten() for part in parts])
 
     gap = float((tried(native) - tried(TorchKernels())).abs().max())
     same = gap < 1e-4

@@ -12,6 +12,7 @@ import torch
 from forethought.agents.dqn.dead_units import dead_share
 from forethought.agents.dqn.networks import Pixels, network_for
 from forethought.config import ConfigError
+from forethought.nets import wide_linear
 from forethought.nets.kernels import TorchKernels, native_kernels
 from forethought.nets.noisy import draw_noise
 from forethought.spaces.images import image_of
@@ -144,6 +145,40 @@ def test_confirmed_pixels_are_scaled_once_in_the_encoder():
     x = Pixels(image, 4)(torch.full((1, 4, 84, 84), 255, dtype=torch.uint8))
     assert x.shape == (1, 4, 84, 84) and x.min() == x.max() == 1.0
     assert Pixels(image, 4)(torch.zeros(1, 4, 84, 84, dtype=torch.uint8)).abs().max() == 0
+
+
+@pytest.mark.parametrize("mode", ["off", "auto"])
+def test_confirmed_pixels_are_scaled_once_on_their_way_through_convolutions_too(mode):
+    """Seed 004, the same line: what the trunk computes in one go is its layers one by one."""
+    trunk = make_agent(options(**NATURE, compile=mode), spec=image_spec()).online.trunk
+    x = frames(3, (4, 84, 84))
+    assert trunk.convs
+    with torch.no_grad():
+        torch.testing.assert_close(trunk(x), trunk.layers(x), rtol=1e-4, atol=1e-6)
+
+
+def test_the_wide_layer_of_every_stream_is_computed_in_c(monkeypatch):
+    """At the batch that C takes; values and gradients are those without it."""
+    native = native_kernels(torch.device("cpu"))[0]
+    if native is None:
+        pytest.skip("no C compiler here")
+    calls, plain = [], wide_linear.wide_linear
+    monkeypatch.setattr(wide_linear, "wide_linear", lambda *given: calls.append(1) or plain(*given))
+    agents = {
+        mode: make_agent(options(**NATURE, dueling=True, compile=mode), spec=image_spec())
+        for mode in ("auto", "off")
+    }
+    layer = agents["auto"].online.advantage.hidden
+    (rows,) = [n for n in (16, 32) if native.library.wide_fits(*layer.weight.shape, n)]
+    x, found = frames(rows, (4, 84, 84)), {}
+    for mode, agent in agents.items():
+        q = agent.online(x, None, None)
+        q.square().mean().backward()
+        gradients = [p.grad for p in agent.online.parameters()]
+        found[mode] = [q.detach(), *gradients]
+        assert len(calls) == 2  # the value's and the advantages' hidden layer; none with off
+    for ours, wanted in zip(found["auto"], found["off"], strict=True):
+        assert float((ours - wanted).norm()) <= 1e-4 * float(wanted.norm())
 
 
 @pytest.mark.parametrize("shape", [(10, 10, 3), (3, 10, 10)])

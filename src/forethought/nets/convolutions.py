@@ -63,13 +63,11 @@ class Images(ctypes.Structure):
     def of_bytes(cls, frames: Tensor, layout: FrameLayout) -> Images | None:
         """Stacks [B, F, ...] of grey frames that are whole and begin at 0; None for others."""
         one_byte = frames.dtype in (torch.uint8, torch.bool)
-        if layout.channels != 1 or layout.bias != 0 or not one_byte:
+        grey_ones = layout.channels == 1 and frames.shape[2:] == layout.shape
+        if layout.bias != 0 or not one_byte or not grey_ones:
             return None
         grey = frames.select(-1 if layout.channels_last else 2, 0)  # [B, F, H, W]
-        if grey.shape[2:] != (layout.height, layout.width) or grey.stride()[2:] != (
-            layout.width,
-            1,
-        ):
+        if grey.stride()[2:] != (layout.width, 1):
             return None
         return cls(None, grey.data_ptr(), *grey.stride()[:2], layout.scale)
 
@@ -93,7 +91,8 @@ def stack_of(
         (conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride)
         for conv in convs
         if conv.padding == (0, 0) and conv.dilation == (1, 1) and conv.groups == 1
-        if conv.bias is not None and conv.weight.is_cpu and conv.weight.dtype is torch.float32
+        if conv.bias is not None and conv.bias.shape == conv.weight.shape[:1]
+        if all(t.is_cpu and t.dtype is torch.float32 for t in (conv.weight, conv.bias))
     )
     return _stack(library, image, layers) if len(layers) == len(convs) else None
 

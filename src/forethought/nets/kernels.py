@@ -403,7 +403,14 @@ def _load() -> tuple[NativeKernels | None, str]:
         return None, "No C compiler was found, so plain tensor operations are used."
     try:
         path, fresh = _build(compiler)
-        kernels = NativeKernels(_opened(path))
+        try:
+            kernels = NativeKernels(_opened(path))
+        except (OSError, AttributeError):
+            if fresh:
+                raise
+            path.unlink(missing_ok=True)  # something spoiled it, such as a full disk: once more
+            path, fresh = _build(compiler)
+            kernels = NativeKernels(_opened(path))
     except (OSError, subprocess.SubprocessError) as problem:
         return None, f"The C kernels could not be built ({problem}), so tensor operations are used."
     how = f"built with {compiler}" if fresh else "taken from the cache"

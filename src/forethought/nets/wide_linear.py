@@ -29,10 +29,10 @@ def declare(library: ctypes.CDLL) -> None:
 def fits(library: ctypes.CDLL, x: Tensor, layer: nn.Linear) -> bool:
     """Whether C is made for x [B, K] and the layer."""
     weight, bias = layer.weight, layer.bias
-    plain = all(t.is_cpu and t.dtype is torch.float32 for t in (x, weight))
     return (
-        plain
-        and bias is not None
+        bias is not None
+        and all(t.is_cpu and t.dtype is torch.float32 for t in (x, weight, bias))
+        and bias.shape == weight.shape[:1]
         and x.ndim == 2
         and x.shape[1] == weight.shape[1]
         and weight.numel() >= MANY_WEIGHTS
@@ -54,7 +54,8 @@ def _forward(library: ctypes.CDLL, x: Tensor, weight: Tensor, bias: Tensor) -> T
     weight, bias, across = weight.contiguous(), bias.contiguous(), x.t().contiguous()
     (n, k), y = weight.shape, weight.new_empty(len(weight), len(x))
     library.wide_forward(weight.data_ptr(), bias.data_ptr(), across.data_ptr(), y.data_ptr(), n, k)
-    return y.t()
+    # A copy of a few kilobytes, for torch lets nobody change a view that such a function returns.
+    return y.t().contiguous()
 
 
 class _WideLinear(torch.autograd.Function):
