@@ -270,7 +270,7 @@ def _kernels() -> Iterator[Finding]:
     layout = FrameLayout(30, 30, 1, True, least=0.0)
     convs = [torch.nn.Conv2d(4, 32, 4, 2), torch.nn.Conv2d(32, 64, 4, 2)]
     wide, rows = torch.nn.Linear(1024, 256), torch.linspace(-1, 1, 32 * 1024).view(32, 1024)
-    weights = [layer.weight for layer in (*convs, wide)]
+    weights: list[torch.Tensor] = [*(layer.weight for layer in convs), wide.weight]
     for learned in weights:  # all different, so that none may be taken for another
         values = torch.linspace(-1, 2, learned.numel()).view_as(learned)
         learned.data.copy_(values / learned[0].numel())
