@@ -112,7 +112,11 @@ def test_four_games_of_dqn_resume_bit_for_bit(tmp_path, monkeypatch):
     the same with real kills and in workers."""
     mine = {
         "steps": 72,
-        "agent": {"network": {"kind": "nature", "channels": [4, 4, 4], "hidden_units": 8}},
+        # Sizes that C computes, where there is a compiler.
+        "agent": {
+            "network": {"kind": "nature", "channels": [32, 64, 64], "hidden_units": 512},
+            "batch_size": 32,
+        },
         "env": {"num_envs": 4, "max_episode_steps": 12, "atari": {"life_loss": True}},
         "replay": {"capacity_rows": 400, "block_rows": 8},
         "train": {"seed_agent_steps": 24, "seed_updates": 2, "checkpoint_every_agent_steps": 20},

@@ -31,7 +31,10 @@ TASKS = {
     "atari:Breakout": (
         "dqn",
         # Prioritized replay, 3-step returns, sticky actions: all that a resume could forget.
-        ["--preset", "dqn_modern", "--env.num-envs", "4", "--env.workers", "--env.atari.life-loss"],
+        [
+            *("--preset", "dqn_modern", "--env.num-envs", "4", "--env.workers"),
+            *("--env.atari.life-loss", "--agent.batch-size", "32"),  # which C computes
+        ],
     ),
 }
 """The agent of each task and its flags."""
