@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import statistics
@@ -24,6 +25,21 @@ def carry_out(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("Interrupted: nothing was written.", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def not_its_own(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, *free: str
+) -> dict[str, Any]:
+    """What was asked otherwise than the benchmark asks by itself, `free` names apart; it says that
+    such a trial is not published."""
+    changed = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in free and value != parser.get_default(name)
+    }
+    if changed:
+        print(f"A trial, for these are not the benchmark's: {changed}. It is not published.")
+    return changed
 
 
 def provenance() -> dict[str, Any]:

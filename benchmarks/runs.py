@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forethought.tracking import RunDirectory, read_rows
+from results import not_its_own
 
 Work = TypeVar("Work")
 Found = TypeVar("Found")
@@ -56,19 +57,11 @@ def is_trial(parser: argparse.ArgumentParser, options: argparse.Namespace, *free
     Then the runs go to a folder of their own, where no later benchmark takes them for its own, and
     the result is not published.
     """
-    same = {"out", "jobs", *free}
-    changed = {
-        name: value
-        for name, value in vars(options).items()
-        if name not in same and value != parser.get_default(name)
-    }
+    changed = not_its_own(parser, options, "out", "jobs", *free)
     if changed:
         told = "-".join(f"{name}={value}" for name, value in sorted(changed.items()))
         options.out = options.out / f"trial-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
-        print(
-            f"A trial, for these are not the benchmark's: {changed}. It is not published, its "
-            f"runs are in {options.out}."
-        )
+        print(f"Its runs are in {options.out}.")
     options.out.mkdir(parents=True, exist_ok=True)
     return bool(changed)
 
@@ -91,12 +84,20 @@ def forethought(*arguments: str, log: Path | None = None) -> str:
 
 
 def train_or_resume(run: Path, *training: str, resuming: tuple[str, ...] = ()) -> None:
-    """A run that is there goes on (or is complete), another begins."""
-    log = run.with_name(f"{run.name}.log")
+    """A run that is there goes on (or is complete), another begins; one that was begun with other
+    words is not taken for this one."""
+    log, words = run.with_name(f"{run.name}.log"), run.with_name(f"{run.name}.words.json")
     print(f"{run.name}: {log} tells how far it is", flush=True)
     if (run / "run.json").exists():
+        begun = json.loads(words.read_text()) if words.exists() else None
+        if begun != list(training):
+            raise SystemExit(
+                f"{run} was trained with {begun}, but this benchmark asks for {list(training)}: "
+                "move it away, or name another --out."
+            )
         forethought("resume", str(run), *resuming, log=log)
     else:
+        words.write_text(json.dumps(training))
         forethought("train", *training, "--out", str(run), log=log)
 
 

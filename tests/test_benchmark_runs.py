@@ -79,6 +79,25 @@ def test_a_trial_has_a_folder_of_its_own(monkeypatch, tmp_path, words, trial):
     assert (options.out.parent == tmp_path) == trial and options.out.is_dir()
 
 
+def test_a_run_of_other_words_is_not_taken_for_the_benchmarks(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import runs
+
+    asked = []
+    monkeypatch.setattr(runs, "forethought", lambda *words, log: asked.append(words[0]))
+    run = tmp_path / "seed1"
+    runs.train_or_resume(run, "sac", "gym:X", "--seed", "1")
+    run.mkdir()
+    (run / "run.json").touch()
+    runs.train_or_resume(run, "sac", "gym:X", "--seed", "1")
+    assert asked == ["train", "resume"]
+    with pytest.raises(SystemExit, match=r"seed1 was trained with .*'1'.* asks for .*'2'"):
+        runs.train_or_resume(run, "sac", "gym:X", "--seed", "2")
+    (tmp_path / "seed1.words.json").unlink()  # made by nobody knows what
+    with pytest.raises(SystemExit, match="was trained with None"):
+        runs.train_or_resume(run, "sac", "gym:X", "--seed", "1")
+
+
 def test_a_picture_has_intervals_and_the_published_point(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(BENCHMARKS)
     from matplotlib.axes import Axes
