@@ -3,10 +3,11 @@
     python benchmarks/dqn_speed.py [--rounds 10] [--chunk 1600] [--threads 2] [--workers]
 
 Both have the same game, network, batch, update frequency, optimiser, exploration rate, clipping
-and replay size, and log to CSV. Stable-Baselines3 has as many environments as make it faster: each
-of its numbers runs beside ours, and the ratio is to the faster one. What is not measured: start-up,
-random play before learning, the first chunk, evaluations and checkpoints (which the other side
-does not make by itself).
+and replay size, and log to CSV. Stable-Baselines3 has as many environments as make it fastest, in
+its own process or in others: all of these forms are tried for some rounds first, the two fastest of
+them run beside ours, and the ratio is to the faster one. What is not measured: start-up, random
+play before learning, the first chunk, evaluations and checkpoints (which the other side does not
+make by itself).
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from beside_sb3 import Pace, Side, alternate, own_channel, summary
-from results import carry_out, write
+from results import carry_out, not_its_own, write
 
 TARGET = 1.6
 FIRST = 1_600
 """Random decisions before learning."""
-SB3_ENVS = (1, 4, 8)
+SB3_FORMS = ((1, False), (4, False), (8, False), (16, False), (32, False), (4, True), (8, True))
+"""Environments of Stable-Baselines3, and whether each has a process of its own."""
+FORM_ROUNDS = 2
+"""Of every form, to find the two fastest."""
 SHARED = {
     "game": "Pong, frame skip 4, no sticky actions, up to 30 no-ops, signs of rewards, 4 frames",
     "network": "Nature, 3 convolutions and 512 units",
@@ -84,7 +88,7 @@ def theirs(options: argparse.Namespace, pace: Pace, folder: Path) -> None:
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.logger import configure
-    from stable_baselines3.common.vec_env import VecFrameStack
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
     gymnasium.register_envs(ale_py)
 
@@ -95,7 +99,9 @@ def theirs(options: argparse.Namespace, pace: Pace, folder: Path) -> None:
 
     torch.set_num_threads(options.threads)
     n = options.envs
-    env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=n, seed=1), n_stack=4)
+    where = SubprocVecEnv if options.workers else DummyVecEnv
+    games = make_atari_env("PongNoFrameskip-v4", n_envs=n, seed=1, vec_env_cls=where)
+    env = VecFrameStack(games, n_stack=4)
     every = max(1, 4 // n)  # steps of all environments between updates
     model = DQN(
         "CnnPolicy",
@@ -132,37 +138,49 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of torch, on both sides")
     parser.add_argument("--envs", type=int, default=8, help="of ours")
     parser.add_argument("--workers", action="store_true", help="ours in processes of their own")
-    parser.add_argument("--trial", action="store_true", help="write no result")
     parser.add_argument("--side", choices=["ours", "sb3"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side is not None:
         run_side(options)
         return
+    trial = bool(not_its_own(parser, options))
     settings = SHARED | {"threads": options.threads, "our_envs": options.envs}
-    settings |= {"our_workers": options.workers, "sb3_envs": SB3_ENVS}
+    settings |= {"our_workers": options.workers, "sb3_forms": SB3_FORMS}
     print(f"settings: {settings}")
-    common = [f"--chunk={options.chunk}", f"--threads={options.threads}"]
-    workers = ["--workers"] if options.workers else []
-    own = [__file__, "--side=ours", f"--envs={options.envs}", *workers, *common]
-    sides = [Side("ours", own, options.threads)]
-    for n in SB3_ENVS:
-        command = [__file__, "--side=sb3", f"--envs={n}", *common]
-        sides.append(Side(f"sb3_{n}_envs", command, options.threads))
+
+    def side(name: str, kind: str, envs: int, workers: bool) -> Side:
+        command = [__file__, f"--side={kind}", f"--envs={envs}", f"--chunk={options.chunk}"]
+        command += [f"--threads={options.threads}", *(["--workers"] if workers else [])]
+        return Side(name, command, options.threads)
+
+    others = {
+        f"sb3_{n}_envs{'_in_processes' if workers else ''}": (n, workers)
+        for n, workers in SB3_FORMS
+    }
+    tried = [side(name, "sb3", *form) for name, form in others.items()]
+    forms = alternate(tried, min(FORM_ROUNDS, options.rounds))
+    speed = summary(forms)
+    fastest = sorted(others, key=lambda name: speed[f"{name}_median"])[-2:]
+    for one in tried:
+        if one.name not in fastest:
+            one.close()
+    sides = [one for one in tried if one.name in fastest]
+    sides.append(side("ours", "ours", options.envs, options.workers))
     rounds = alternate(sides, options.rounds)
-    for side in sides:
-        side.close()
+    for one in sides:
+        one.close()
     found: dict[str, Any] = summary(rounds)
-    best = max(SB3_ENVS, key=lambda n: found[f"sb3_{n}_envs_median"])
-    ratios = [row["ours"] / row[f"sb3_{best}_envs"] for row in rounds]
-    found |= {"sb3_faster_envs": best, "ratio_median": statistics.median(ratios)}
+    best = max(fastest, key=lambda name: found[f"{name}_median"])
+    ratios = [row["ours"] / row[best] for row in rounds]
+    found |= {"sb3_fastest": best, "ratio_median": statistics.median(ratios)}
     found |= {"ratio_lowest": min(ratios), "ratio_target": TARGET}
     print(
-        f"ours {found['ours_median']:.1f}/s, SB3 with {best} environments "
-        f"{found[f'sb3_{best}_envs_median']:.1f}/s: ratio median {found['ratio_median']:.2f}, "
-        f"lowest {found['ratio_lowest']:.2f} (target {TARGET})"
+        f"ours {found['ours_median']:.1f}/s, {best} {found[f'{best}_median']:.1f}/s: ratio median "
+        f"{found['ratio_median']:.2f}, lowest {found['ratio_lowest']:.2f} (target {TARGET})"
     )
-    if not options.trial:
+    if not trial:
         about = {"stable_baselines3": version("stable-baselines3"), "settings": settings}
+        about |= {"sb3_forms_tried": forms}
         print(f"written: {write('dqn_speed', {**about, 'summary': found, 'rounds': rounds})}")
 
 

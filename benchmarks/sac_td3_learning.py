@@ -32,7 +32,7 @@ from forethought.tracking import RunDirectory
 from results import ROOT, carry_out, write
 from runs import at_once, curve, evaluated, is_trial, train_or_resume
 
-STEPS = {"gym:Pendulum-v1": 10_000, "gym:HalfCheetah-v5": 50_000}
+STEPS = {"gym:Pendulum-v1": 50_000, "gym:HalfCheetah-v5": 50_000}
 SEED_STEPS = {"gym:Pendulum-v1": 1_000, "gym:HalfCheetah-v5": 10_000}
 """Random decisions before learning, on both sides: in 50,000 steps 25,000 would be too many."""
 EVALUATIONS = 10
@@ -114,6 +114,8 @@ def learn_with_sb3(about: dict[str, Any]) -> dict[str, Any]:
     agent, steps = about["agent"], about["steps"]
     config = settings(agent, about["task"], steps)
     own, env_id = config.agent, about["task"].removeprefix("gym:")
+    rates = {*vars(own.lr).values(), *([own.entropy.lr] if agent == "sac" else [])}
+    assert len(rates) == 1, f"{rates}: the other side has one rate for all"
     env = gymnasium.make(env_id)
     options: dict[str, Any] = {
         "policy_kwargs": {"net_arch": list(own.hidden), "n_critics": own.critics},
