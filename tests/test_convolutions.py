@@ -276,6 +276,12 @@ def test_a_bias_of_another_type_or_length_is_not_for_c(library: Any, bias: Tenso
     assert stack_of(library, (4, 84, 84), convs) is None
 
 
+def test_a_weight_of_another_shape_than_its_layer_says_is_not_for_c(library: Any) -> None:
+    convs = made(4, NATURE)
+    convs[0].weight = nn.Parameter(convs[0].weight[..., :4, :4].detach().clone())
+    assert stack_of(library, (4, 84, 84), convs) is None
+
+
 def nature_bytes(library: Any) -> tuple[Any, Tensor, FrameLayout]:
     generator = torch.Generator().manual_seed(4)
     frames = torch.randint(0, 256, (2, 4, 84, 84, 1), dtype=torch.uint8, generator=generator)

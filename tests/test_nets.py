@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import os
+import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from forethought.nets.cache import user_cache
 from forethought.nets.compiled import CACHE_VARIABLE, keep_compiled
 from forethought.nets.images import FrameLayout
 from forethought.nets.init import trunc_normal_linears, zero_last_weight
-from forethought.nets.kernels import Kernels, TorchKernels, _load, native_kernels
+from forethought.nets.kernel_check import wrong_ones
+from forethought.nets.kernels import Kernels, NativeKernels, TorchKernels, _load, native_kernels
 from forethought.nets.layers import MLP, NormedLinear, frozen
 from forethought.nets.optimisers import adam, clip_gradients, optimiser_tensors, restore_optimiser
 from forethought.nets.precision import autocast
@@ -193,30 +196,113 @@ def test_no_compiler_is_one_sentence_and_a_fallback(monkeypatch: pytest.MonkeyPa
     assert why == "No C compiler was found, so plain tensor operations are used."
 
 
+def _emptied(whole: bytes) -> bytes:
+    return b""
+
+
+def _cut(whole: bytes) -> bytes:
+    return whole[: len(whole) // 2]
+
+
+def _half_zeros(whole: bytes) -> bytes:
+    return whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2)
+
+
+@pytest.mark.parametrize("spoil", [_emptied, _cut, _half_zeros])
 def test_a_spoiled_file_in_the_cache_is_built_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spoil: Callable[[bytes], bytes]
 ) -> None:
-    """As a full disk leaves one; it must not cost the speed of every run from then on."""
+    """As a full disk or a power cut leaves one: loading it would end the process, or cost the speed
+    of every run from then on."""
     if native_kernels(torch.device("cpu"))[0] is None:
         pytest.skip("no C compiler here")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    asked = []
-
-    def build(compiler: str) -> tuple[Path, bool]:
-        asked.append(compiler)
-        path = tmp_path / "kernels.so"
-        if path.exists():
-            return path, False
-        if len(asked) == 1:
-            path.write_bytes(b"")
-            return path, False
-        return plain(compiler)
-
-    plain = kernel_module._build
-    monkeypatch.setattr(kernel_module, "_build", build)
+    compiler = str(shutil.which("cc") or shutil.which("gcc"))
+    library, fresh = kernel_module._build(compiler)
+    whole = library.read_bytes()
+    assert fresh and kernel_module._build(compiler) == (library, False)
+    library.unlink()  # not written over: this process may have it open
+    library.write_bytes(spoil(whole))
     found, why = _load.__wrapped__()
     assert found is not None and "C kernels built with" in why
-    assert len(asked) == 2 and not (tmp_path / "kernels.so").exists()
+    assert len(library.read_bytes()) == len(whole)
+    library.with_suffix(".sha256").unlink()  # killed between the two
+    assert kernel_module._build(compiler) == (library, True)
+
+
+SHORT, DOUBLE, APART = torch.ones(16), torch.ones(32, dtype=torch.float64), torch.ones(64)[::2]
+UNITS = torch.ones(32)
+
+
+@pytest.mark.parametrize("wrong", [SHORT, DOUBLE, APART], ids=["short", "double", "apart"])
+@pytest.mark.parametrize("place", ["pre", "weight", "bias"])
+def test_what_c_cannot_read_goes_to_torch(place: str, wrong: Tensor) -> None:
+    """Which refuses it, or takes it for what it is."""
+    native, _ = native_kernels(torch.device("cpu"))
+    if native is None:
+        pytest.skip("no C compiler here")
+    x = normal(4, 32, dtype=torch.float32)
+    given = {"pre": UNITS, "weight": UNITS, "bias": UNITS, place: wrong}
+
+    def outcome(kernels: Kernels, name: str, *more: int) -> Tensor | type:
+        try:
+            return getattr(kernels, name)(x.clone(), *given.values(), *more)
+        except RuntimeError as error:
+            return type(error)
+
+    for name, *more in (("norm_mish",), ("norm_simnorm", 8)):
+        mine, right = (outcome(kernels, name, *more) for kernels in (native, TorchKernels()))
+        if isinstance(right, Tensor):
+            torch.testing.assert_close(mine, right)
+        else:
+            assert mine is right
+
+
+def test_c_is_given_neither_odd_groups_nor_odd_marks_nor_other_bins() -> None:
+    native, _ = native_kernels(torch.device("cpu"))
+    if native is None:
+        pytest.skip("no C compiler here")
+    x = normal(4, 32, dtype=torch.float32)
+    with pytest.raises(RuntimeError):
+        native.norm_simnorm(x.clone(), None, UNITS, UNITS, 5)
+    with pytest.raises(RuntimeError):
+        native.decode(x, TwoHot())
+    for keep in (torch.rand(4, 32).round(), torch.ones(32, dtype=torch.bool)):
+        mine, right = (
+            kernels.norm_mish(x.clone(), None, UNITS, UNITS, keep, 1.25)
+            for kernels in (native, TorchKernels())
+        )
+        torch.testing.assert_close(mine, right)
+
+
+C_FUNCTIONS = (
+    *("norm_mish", "norm_mish_backward", "norm_simnorm", "norm_simnorm_backward"),
+    *("two_hot_decode", "images", "stack_forward", "stack_backward"),
+    *("wide_forward", "wide_inputs", "wide_weights"),
+)
+
+
+class WithoutOne:
+    """The library, but one of its functions does nothing."""
+
+    def __init__(self, library: Any, name: str) -> None:
+        self.library, self.name = library, name
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *given: 0) if name == self.name else getattr(self.library, name)
+
+
+@pytest.mark.parametrize("name", C_FUNCTIONS)
+def test_the_check_of_kernels_sees_every_function_that_does_nothing(name: str) -> None:
+    native, _ = native_kernels(torch.device("cpu"))
+    if native is None:
+        pytest.skip("no C compiler here")
+    assert wrong_ones(native) == {}
+    torch.use_deterministic_algorithms(True)  # new memory is then NaN, not what lay there before
+    try:
+        assert wrong_ones(NativeKernels(WithoutOne(native.library, name)))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_other_devices_use_tensor_operations() -> None:

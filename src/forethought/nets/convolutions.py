@@ -91,6 +91,7 @@ def stack_of(
         (conv.in_channels, conv.out_channels, *conv.kernel_size, *conv.stride)
         for conv in convs
         if conv.padding == (0, 0) and conv.dilation == (1, 1) and conv.groups == 1
+        if conv.weight.shape == (conv.out_channels, conv.in_channels, *conv.kernel_size)
         if conv.bias is not None and conv.bias.shape == conv.weight.shape[:1]
         if all(t.is_cpu and t.dtype is torch.float32 for t in (conv.weight, conv.bias))
     )

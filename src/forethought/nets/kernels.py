@@ -34,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forethought import files
 from forethought.maths import TwoHot
 from forethought.nets import wide_linear
 from forethought.nets.cache import user_cache
@@ -191,7 +192,7 @@ class NativeKernels:
         keep: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        if not _native(x):
+        if not (_native(x, pre, weight, bias) and _kept(x, keep)):
             return self.fallback.norm_mish(x, pre, weight, bias, keep, scale)
         if _wants_gradient(x, weight):
             y: Tensor = _NormMish.apply(self.library, x, pre, weight, bias, keep, scale)  # type: ignore[no-untyped-call]
@@ -202,7 +203,7 @@ class NativeKernels:
     def norm_simnorm(
         self, x: Tensor, pre: Tensor | None, weight: Tensor, bias: Tensor, group: int
     ) -> Tensor:
-        if not _native(x):
+        if not _native(x, pre, weight, bias) or x.shape[-1] % group:
             return self.fallback.norm_simnorm(x, pre, weight, bias, group)
         if _wants_gradient(x, weight):
             y: Tensor = _NormSimNorm.apply(self.library, x, pre, weight, bias, group)  # type: ignore[no-untyped-call]
@@ -211,8 +212,9 @@ class NativeKernels:
         return _norm_simnorm(self.library, x, x, pre, weight, bias, group, None)
 
     def decode(self, logits: Tensor, two_hot: TwoHot) -> Tensor:
-        if not _native(logits) or (torch.is_grad_enabled() and logits.requires_grad):
-            return two_hot.decode(logits)
+        learned = torch.is_grad_enabled() and logits.requires_grad
+        if learned or not _native(logits) or logits.shape[-1] != two_hot.bins:
+            return self.fallback.decode(logits, two_hot)
         logits, value = logits.contiguous(), logits.new_empty(logits.shape[:-1])
         self.library.two_hot_decode(
             logits.data_ptr(), two_hot.low, two_hot.width, value.data_ptr(), value.numel(),
@@ -264,8 +266,24 @@ class NativeKernels:
         return self.fallback.linear(x, layer)
 
 
-def _native(x: Tensor) -> bool:
-    return x.is_cpu and x.dtype is torch.float32 and not torch.is_autocast_enabled("cpu")
+def _native(x: Tensor, *of_units: Tensor | None) -> bool:
+    """Whether C may read x [..., D] and what belongs to its units, [D] each."""
+    if torch.is_autocast_enabled("cpu") or not x.is_cpu or x.dtype is not torch.float32:
+        return False
+    units = x.shape[-1:]
+    return all(
+        t is None
+        or (t.is_cpu and t.dtype is torch.float32 and t.shape == units and t.is_contiguous())
+        for t in of_units
+    )
+
+
+def _kept(x: Tensor, keep: Tensor | None) -> bool:
+    """Whether C may read the marks of dropout: a byte for each number of x."""
+    if keep is None:
+        return True
+    one_byte = keep.dtype is torch.bool or keep.dtype is torch.uint8
+    return one_byte and keep.is_cpu and keep.shape == x.shape and keep.is_contiguous()
 
 
 def _wants_gradient(x: Tensor, weight: Tensor) -> bool:
@@ -403,15 +421,8 @@ def _load() -> tuple[NativeKernels | None, str]:
         return None, "No C compiler was found, so plain tensor operations are used."
     try:
         path, fresh = _build(compiler)
-        try:
-            kernels = NativeKernels(_opened(path))
-        except (OSError, AttributeError):
-            if fresh:
-                raise
-            path.unlink(missing_ok=True)  # something spoiled it, such as a full disk: once more
-            path, fresh = _build(compiler)
-            kernels = NativeKernels(_opened(path))
-    except (OSError, subprocess.SubprocessError) as problem:
+        kernels = NativeKernels(_opened(path))
+    except (OSError, AttributeError, files.FileError, subprocess.SubprocessError) as problem:
         return None, f"The C kernels could not be built ({problem}), so tensor operations are used."
     how = f"built with {compiler}" if fresh else "taken from the cache"
     return kernels, f"C kernels {how}: {path}."
@@ -446,7 +457,7 @@ def _build(compiler: str) -> tuple[Path, bool]:
     key = hashlib.sha256((text + compiler + str(flags) + processor).encode())
     root = user_cache()
     target = root / f"kernels-{key.hexdigest()[:16]}.so"
-    if target.exists():
+    if _is_whole(target):
         return target, False
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root) as scratch:
@@ -461,8 +472,24 @@ def _build(compiler: str) -> tuple[Path, bool]:
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             if done.returncode != 0:
                 raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr else "no message")
+        files.fsync_file(library)
+        digest = files.sha256(library)
         library.replace(target)
+        files.write_text_atomic(_checksum(target), digest)
     return target, True
+
+
+def _checksum(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether it is there as it was built: one that a full disk or a power cut has spoiled would
+    end the process without a word."""
+    try:
+        return files.read_bytes(_checksum(library), 64) == files.sha256(library).encode()
+    except files.FileError:
+        return False
 
 
 def _cpu_flags() -> str:

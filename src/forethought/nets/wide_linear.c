@@ -1,7 +1,7 @@
 /* A linear layer with many weights and few rows, forward and backward. Its weights do not fit into
- * the core's own cache: each product reads them once, in the order in which they lie, and has the
- * rows, which fit, in registers and near by. Rows come in groups of GROUP, side by side: xt [k,
- * GROUP] is x transposed. */
+ * the core's own cache: each product reads them once (wide_inputs down the columns, a few side by
+ * side, the others along the rows) and has the rows of the batch, which fit, in registers and near
+ * by. There are exactly GROUP of these, side by side: xt [k, GROUP] is x transposed. */
 #include <stdint.h>
 
 #ifdef __AVX512F__
