@@ -75,6 +75,10 @@ def test_a_commit_is_brief_and_keeps_the_word_of_changes(sides):
         RunDirectory.open(sides / place).update(git_commit=commit)
     text = shown("old/1", "new/1")
     assert line(text, "git_commit") == ["~", "git_commit", "a" * 10, "b" * 10 + "+changes"]
+    RunDirectory.open(sides / "old/2").update(git_commit="a" * 40 + "+changes")
+    RunDirectory.open(sides / "new/2").update(git_commit=None)
+    both = line(shown("old", "new"), "git_commit")
+    assert both[2:] == [f"{'a' * 10}, {'a' * 10}+changes", f"-, {'b' * 10}+changes"]
 
 
 def test_differences_are_coloured_and_equal_values_are_not(sides):

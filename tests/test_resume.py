@@ -17,6 +17,7 @@ from forethought import files
 from forethought.cli import main
 from forethought.config import ConfigError, ForethoughtError
 from forethought.tracking import RunDirectory
+from forethought.tracking.run_directory import git_commit
 from forethought.training.build import read_config
 from forethought.training.loop import resume_run, train_run
 from tests.stub_agent import register, stub_run, training_record
@@ -112,6 +113,7 @@ def test_an_episode_that_cannot_be_stepped_again_is_marked_and_the_run_says_so(
     [event] = [e for e in RunDirectory.open(run.path).events() if e["kind"] == "resumed"]
     assert event["lost_episodes"] == [0]
     assert event["reasons"] == ["Its last observation differs."]
+    assert event["git_commit"] == git_commit()
     rows = training_record(run.path)["episodes"]
     # 8 whole episodes of 30, then 10 decisions of the ninth until step 250
     lost = [row for row in rows if row["truncated"] == "1"]

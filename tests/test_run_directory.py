@@ -18,6 +18,7 @@ from forethought.tracking import (
     Catalog,
     RunDirectory,
     Tracker,
+    run_directory,
 )
 from forethought.tracking.columns import LEADING
 from forethought.tracking.run_directory import git_commit
@@ -73,6 +74,15 @@ def test_the_commit_is_that_of_the_source_and_not_of_the_working_directory(tmp_p
     source.write_text("changed = True")
     assert git_commit(source) == head.stdout.strip() + "+changes"
     assert new_run(tmp_path / "run").run_json["git_commit"] == git_commit() != head.stdout.strip()
+
+    def slow(source: Path, *words: str) -> str:
+        if words[0] == "status":
+            raise subprocess.TimeoutExpired("git", 5)
+        return plain(source, *words)
+
+    plain = run_directory._git
+    monkeypatch.setattr(run_directory, "_git", slow)
+    assert git_commit(source) == head.stdout.strip() + "+unknown"
 
 
 def test_a_run_is_never_created_over_another(tmp_path):

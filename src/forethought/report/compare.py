@@ -168,7 +168,7 @@ def _joined(records: Sequence[RunRecord]) -> dict[str, Any]:
             "agent_name": record.agent,
             "seed": record.seed,
             "status": record.facts["status"],
-            "git_commit": record.facts.get("git_commit"),
+            "git_commit": record.facts.get("git_commit") or ABSENT,
             **{f"versions.{name}": version for name, version in record.versions.items()},
             **record.config,
         }
@@ -177,9 +177,14 @@ def _joined(records: Sequence[RunRecord]) -> dict[str, Any]:
             if value not in known:
                 known.append(value)
     return {
-        key: values[0] if len(values) == 1 else ", ".join(map(show, sorted(values, key=_order)))
+        key: values[0] if len(values) == 1 else _as_text(key, sorted(values, key=_order))
         for key, values in whole.items()
     }
+
+
+def _as_text(key: str, values: Sequence[Any]) -> str:
+    # Commits stay whole here: cut at their end, they would lose "+changes".
+    return ", ".join(map(str if key == "git_commit" else show, values))
 
 
 def _order(value: Any) -> tuple[bool, float, str]:

@@ -240,16 +240,19 @@ def utc_now() -> str:
 
 def git_commit(source: Path = Path(__file__).parents[1] / "__init__.py") -> str | None:
     """The commit of the source tree that runs, if that is a git checkout; "+changes" behind it
-    where files beside or below `source` are not as committed.
+    where files beside or below `source` are not as committed, "+unknown" where git did not say.
 
     The file must be tracked: an installed package may lie in some other project's repository.
     """
     try:
         _git(source, "ls-files", "--error-unmatch", "--", source.name)
         commit = _git(source, "rev-parse", "--verify", "--quiet", "HEAD")
-        return commit + ("+changes" if _git(source, "status", "--porcelain", "--", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
+    try:
+        return commit + ("+changes" if _git(source, "status", "--porcelain", "--", ".") else "")
+    except (OSError, subprocess.SubprocessError):  # a slow disk: better than no commit at all
+        return f"{commit}+unknown"
 
 
 def _git(source: Path, *words: str) -> str:

@@ -21,6 +21,7 @@ from forethought.envs.multi import task_names
 from forethought.envs.protocols import human_normalised
 from forethought.files import FileError, reach
 from forethought.tracking import RunDirectory, Sink, Tracker
+from forethought.tracking.run_directory import git_commit
 from forethought.training.build import Parts, seed_phase
 from forethought.training.checkpoint import Checkpoints, State
 from forethought.training.collect import Collector, learned_in
@@ -310,7 +311,11 @@ class Trainer:
             lost = self.collector.restore(data["collector"], files.load_tensors(tensors))
         reasons = list(lost.values())
         self.tracker.event(
-            "resumed", checkpoint=folder.name, lost_episodes=list(lost), reasons=reasons
+            "resumed",
+            checkpoint=folder.name,
+            git_commit=git_commit(),
+            lost_episodes=list(lost),
+            reasons=reasons,
         )
         for i, reason in lost.items():
             log.warning(
