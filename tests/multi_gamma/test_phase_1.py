@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -65,8 +66,13 @@ def test_phase_1_the_default_is_off() -> None:
         ),
         (
             {"gammas": ("primary", 0.97), "loss_weight": 0.0},
-            "agent.multi_gamma.loss_weight is 0.0, but must be above 0 (enabled false turns it "
-            "off).",
+            "agent.multi_gamma.loss_weight is 0.0, but must be above 0 and finite (enabled false "
+            "turns it off).",
+        ),
+        (
+            {"gammas": ("primary", 0.97), "loss_weight": math.inf},
+            "agent.multi_gamma.loss_weight is inf, but must be above 0 and finite (enabled false "
+            "turns it off).",
         ),
         (
             {"gammas": ("primary", 0.97), "log_num_examples": 0},

@@ -6,6 +6,7 @@ No torch here; the heads themselves are in `discounts.py`.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -54,7 +55,8 @@ class MultiGammaConfig:
         for i, gamma in enumerate(numbers):
             require(not _among(gamma, numbers[:i]), KEY, shown, f"without {gamma} twice")
         weight, examples = self.loss_weight, self.log_num_examples
-        require(weight > 0, where + "loss_weight", weight, "above 0 (enabled false turns it off)")
+        rule = "above 0 and finite (enabled false turns it off)"
+        require(0 < weight < math.inf, where + "loss_weight", weight, rule)
         require(examples >= 1, where + "log_num_examples", examples, "at least 1")
 
     def check_primary(self, primary: float, whose: str) -> None:
