@@ -65,7 +65,7 @@ bench: setup  ## speed against arithmetic limits; prints ratios, writes JSON (ha
 	$(PY) benchmarks/tdmpc2_speed.py
 	$(PY) benchmarks/pixel_speed.py
 	$(PY) benchmarks/replay_speed.py
-	$(PY) benchmarks/per_speed.py --atari
+	$(PY) benchmarks/per_speed.py
 	$(PY) benchmarks/offline_speed.py
 	$(PY) benchmarks/atari_env_speed.py
 	$(PY) benchmarks/categorical_speed.py

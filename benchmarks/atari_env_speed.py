@@ -28,7 +28,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from forethought.config import AtariConfig
 from forethought.envs import TaskEnv, VectorEnv, make_env
 from forethought.replay import FrameStacker
-from results import carry_out, median_p10, write
+from results import carry_out, median_p10, not_its_own, write
 
 REPEAT, STACK, STICKY = 4, 4, 0.25
 
@@ -136,8 +136,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=1.0, help="per side and round")
     parser.add_argument("--envs", type=int, default=8, help="environments of the vector forms")
-    parser.add_argument("--trial", action="store_true", help="print, but write no result")
     options = parser.parse_args()
+    trial = bool(not_its_own(parser, options))
     importlib.import_module("ale_py")
     from forethought.envs import atari
 
@@ -175,7 +175,7 @@ def main() -> None:
     print(
         f"  loading takes {began['load_ms_median']:.0f} ms, a reset {began['reset_ms_median']:.1f}"
     )
-    if not options.trial:
+    if not trial:
         result = {"game": options.game, "cores": cores, "action_repeat": REPEAT,
                   "sticky_actions": STICKY, "stack": STACK, "seconds": options.seconds,
                   "summary": summary, "beginnings": began, "rounds": values}  # fmt: skip

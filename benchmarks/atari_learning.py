@@ -56,7 +56,11 @@ def main() -> None:
     beside: dict[str, Any] = {}
     if other is not None:
         frames, score = other.at(runs[0]["curve"][-1][0])
-        beside = {"label": other.label, "source": other.source, "env_frames": frames}
+        beside = {
+            "label": f"training games of {other.label}",
+            "source": other.source,
+            "env_frames": frames,
+        }
         beside["return_mean"] = score
         print(f"{other.label} at {frames:,} frames: {score:.1f} ({other.source})")
     if not trial:

@@ -4,10 +4,10 @@
 
 Both have the same game, network, batch, update frequency, optimiser, exploration rate, clipping
 and replay size, and log to CSV. Stable-Baselines3 has as many environments as make it fastest, in
-its own process or in others: all of these forms are tried for some rounds first, the two fastest of
-them run beside ours, and the ratio is to the faster one. What is not measured: start-up, random
-play before learning, the first chunk, evaluations and checkpoints (which the other side does not
-make by itself).
+its own process or in others, and as many threads: all of these forms are tried for some rounds
+first, the two fastest of them run beside ours, and the ratio is to the faster one. What is not
+measured: start-up, random play before learning, the first chunk, evaluations and checkpoints (which
+the other side does not make by itself).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,28 @@ from results import carry_out, not_its_own, write
 TARGET = 1.6
 FIRST = 1_600
 """Random decisions before learning."""
-SB3_FORMS = ((1, False), (4, False), (8, False), (16, False), (32, False), (4, True), (8, True))
-"""Environments of Stable-Baselines3, and whether each has a process of its own."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a trainer is set up to be fast."""
+
+    envs: int
+    workers: bool = False
+    """Each environment in a process of its own."""
+    threads: int = 2
+    """Of torch."""
+
+    def __str__(self) -> str:
+        where = " in processes of their own" if self.workers else ""
+        return f"{self.envs} environments{where} and {self.threads} threads"
+
+
+SB3_FORMS = (
+    *(Form(n) for n in (1, 4, 8, 16, 32)),
+    *(Form(n, workers=True, threads=threads) for n in (4, 8) for threads in (1, 2)),
+)
+"""Of Stable-Baselines3; alone in one process, a single thread lets the other core idle."""
 FORM_ROUNDS = 2
 """Of every form, to find the two fastest."""
 SHARED = {
@@ -135,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--chunk", type=int, default=1_600, help="agent steps of a round")
-    parser.add_argument("--threads", type=int, default=2, help="of torch, on both sides")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, of ours")
     parser.add_argument("--envs", type=int, default=8, help="of ours")
     parser.add_argument("--workers", action="store_true", help="ours in processes of their own")
     parser.add_argument("--side", choices=["ours", "sb3"], help=argparse.SUPPRESS)
@@ -144,28 +165,24 @@ def main() -> None:
         run_side(options)
         return
     trial = bool(not_its_own(parser, options))
-    settings = SHARED | {"threads": options.threads, "our_envs": options.envs}
-    settings |= {"our_workers": options.workers, "sb3_forms": SB3_FORMS}
+    own = Form(options.envs, options.workers, options.threads)
+    settings = SHARED | {"ours": str(own), "sb3_forms": [str(form) for form in SB3_FORMS]}
     print(f"settings: {settings}")
 
-    def side(name: str, kind: str, envs: int, workers: bool) -> Side:
-        command = [__file__, f"--side={kind}", f"--envs={envs}", f"--chunk={options.chunk}"]
-        command += [f"--threads={options.threads}", *(["--workers"] if workers else [])]
-        return Side(name, command, options.threads)
+    def side(name: str, kind: str, form: Form) -> Side:
+        command = [__file__, f"--side={kind}", f"--envs={form.envs}", f"--chunk={options.chunk}"]
+        command += [f"--threads={form.threads}", *(["--workers"] if form.workers else [])]
+        return Side(name, command, form.threads)
 
-    others = {
-        f"sb3_{n}_envs{'_in_processes' if workers else ''}": (n, workers)
-        for n, workers in SB3_FORMS
-    }
-    tried = [side(name, "sb3", *form) for name, form in others.items()]
+    tried = [side(str(form), "sb3", form) for form in SB3_FORMS]
     forms = alternate(tried, min(FORM_ROUNDS, options.rounds))
     speed = summary(forms)
-    fastest = sorted(others, key=lambda name: speed[f"{name}_median"])[-2:]
+    fastest = sorted(map(str, SB3_FORMS), key=lambda name: speed[f"{name}_median"])[-2:]
     for one in tried:
         if one.name not in fastest:
             one.close()
     sides = [one for one in tried if one.name in fastest]
-    sides.append(side("ours", "ours", options.envs, options.workers))
+    sides.append(side("ours", "ours", own))
     rounds = alternate(sides, options.rounds)
     for one in sides:
         one.close()
@@ -175,8 +192,9 @@ def main() -> None:
     found |= {"sb3_fastest": best, "ratio_median": statistics.median(ratios)}
     found |= {"ratio_lowest": min(ratios), "ratio_target": TARGET}
     print(
-        f"ours {found['ours_median']:.1f}/s, {best} {found[f'{best}_median']:.1f}/s: ratio median "
-        f"{found['ratio_median']:.2f}, lowest {found['ratio_lowest']:.2f} (target {TARGET})"
+        f"ours {found['ours_median']:.1f}/s, SB3 with {best} {found[f'{best}_median']:.1f}/s: "
+        f"ratio median {found['ratio_median']:.2f}, lowest {found['ratio_lowest']:.2f} "
+        f"(target {TARGET})"
     )
     if not trial:
         about = {"stable_baselines3": version("stable-baselines3"), "settings": settings}

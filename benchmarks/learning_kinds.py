@@ -145,8 +145,8 @@ def alone(task: str, seed: int, options: argparse.Namespace) -> Path:
 
 
 def data_of(task: str, seed: int, options: argparse.Namespace) -> Path:
-    """What its replay kept."""
-    return Path(options.out / f"data-{task.replace(':', '-')}-seed{seed}")
+    """What its replay kept; in the run's own folder, with which it goes."""
+    return alone(task, seed, options) / "recorded_data"
 
 
 def record(task: str, seed: int, options: argparse.Namespace) -> None:

@@ -13,7 +13,6 @@ stopped, and with --report what is there is reported without training.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,11 +21,19 @@ from typing import Any
 import torch
 
 from forethought import presets
-from forethought.files import read_json
+from forethought.files import read_json, write_json
 from forethought.report.statistics import area_under_curve
 from forethought.tracking import RunDirectory, read_rows
 from results import ROOT, carry_out, write
-from runs import at_once, curve, forethought, interval_over_seeds, is_trial, train_or_resume
+from runs import (
+    at_once,
+    commit_of,
+    curve,
+    evaluated,
+    interval_over_seeds,
+    is_trial,
+    train_or_resume,
+)
 from tdmpc2_speed import auxiliary_overhead, small
 
 TASKS = ("dmc:cartpole-swingup", "dmc:reacher-easy")
@@ -60,7 +67,7 @@ def facts_of(run: Path, options: argparse.Namespace) -> dict[str, Any]:
     about = directory.run_json
     points = [[0.0, about["random_score"]], *curve(run)]
     rows, _ = read_rows(directory.train_csv)
-    (started,) = [event for event in directory.events() if event["kind"] == "started"]
+    started = next(event for event in directory.events() if event["kind"] == "started")
     print(f"{run.name}: final {final['return_mean']:.1f}", flush=True)
     return {
         "curve": points,
@@ -73,23 +80,22 @@ def facts_of(run: Path, options: argparse.Namespace) -> dict[str, Any]:
         "ms_per_agent_step_median": statistics.median(
             float(row["ms_per_agent_step"]) for row in rows if row["ms_per_agent_step"]
         ),
-        "commit": about.get("git_commit"),
+        "commit": commit_of(run),
     }
 
 
 def final_evaluation(run: Path, episodes: int, steps: int) -> dict[str, Any]:
-    """Of the last checkpoint, once: kept beside the run."""
-    kept = run.parent / f"{run.name}-final.json"
+    """Of the last checkpoint, once: kept in the run's own folder, with which it goes."""
+    kept = run / "final_evaluation.json"
     if kept.exists():
-        found: dict[str, Any] = read_json(kept)
-        if (len(found["returns"]), found["checkpoint_step"]) == (episodes, steps):
-            return found
-    text = forethought(
-        "evaluate", str(run), "--checkpoint", "latest", "--episodes", str(episodes), "--json"
-    )
-    kept.write_text(text)
-    evaluated: dict[str, Any] = json.loads(text)
-    return evaluated
+        known: dict[str, Any] = read_json(kept)
+        if (len(known["returns"]), known["checkpoint_step"]) == (episodes, steps):
+            return known
+    found = evaluated(run, episodes, "--checkpoint", "latest")
+    if found["checkpoint_step"] != steps:
+        raise SystemExit(f"{run} ends at {found['checkpoint_step']} steps, but must at {steps}.")
+    write_json(kept, found)
+    return found
 
 
 def auxiliary_over_time(run: Path) -> dict[str, list[list[float]]]:
@@ -241,7 +247,7 @@ def draw(result: Mapping[str, Any], path: Path) -> Any:
     of the auxiliary values over time, a colour for each discount and a dash for each variant."""
     from matplotlib.figure import Figure
 
-    tasks, variants = list(result["tasks"]), list(next(iter(result["tasks"].values())))
+    tasks, variants = list(result["tasks"]), list(VARIANTS)
     gammas = sorted(
         {g for t in result["tasks"].values() for e in t.values() for g in e["auxiliary_mean"]}
     )
@@ -251,6 +257,8 @@ def draw(result: Mapping[str, Any], path: Path) -> Any:
     for column, task in enumerate(tasks):
         for place, variant in enumerate(variants):
             own = [r for r in result["runs"] if (r["task"], r["variant"]) == (task, variant)]
+            if not own:
+                continue
             for run in own:
                 x, y = zip(*run["curve"], strict=True)
                 panels[0][column].plot(x, y, color=f"C{place}", alpha=0.25)
@@ -310,10 +318,11 @@ def main() -> None:
         "overhead_of_an_update": overhead,
         "runs": runs,
     }
-    if not trial:
+    if len(runs) < len(work):
+        print(f"{len(work) - len(runs)} of {len(work)} runs are missing: nothing is published.")
+    elif not trial:
         print(f"written: {write('multi_gamma_ablation', result)}")
-        if runs:
-            draw(result, ROOT / "docs" / "pictures" / "multi_gamma_ablation.png")
+        draw(result, ROOT / "docs" / "pictures" / "multi_gamma_ablation.png")
 
 
 if __name__ == "__main__":

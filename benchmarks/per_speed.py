@@ -6,7 +6,7 @@ frames is measured; with `--atari` it is two stacks of four 84 x 84 frames from 
 for both together, whatever the number of rows. Uniform draws, which set no priorities, and a small
 replay stand beside it; all take turns, so that a busy machine slows every side.
 
-    python benchmarks/per_speed.py [--rounds 1000] [--rows 1000000 10000] [--atari]
+    python benchmarks/per_speed.py [--rounds 1000] [--rows 1000000 10000] [--no-atari]
 """
 
 from __future__ import annotations
@@ -87,10 +87,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1000, help="batches drawn per replay")
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000])
-    parser.add_argument("--atari", action="store_true", help="also stacks of Atari frames")
+    parser.add_argument(
+        "--atari",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also stacks of Atari frames",
+    )
     parser.add_argument("--atari_rows", type=int, default=1_000_000)
     options = parser.parse_args()
-    trial = bool(not_its_own(parser, options, "atari"))
+    trial = bool(not_its_own(parser, options))
 
     turns: dict[str, Callable[[], tuple[float, float]]] = {}
     add_us: dict[str, float] = {}

@@ -26,7 +26,7 @@ from forethought.nets.conv import sides
 from forethought.seeding import Streams
 from forethought.spaces.spec import EnvSpec
 from forethought.training.device import keep_freed_memory
-from results import carry_out, median_p10, write
+from results import carry_out, median_p10, not_its_own, write
 from tdmpc2_speed import product_seconds, seconds
 
 ACTION = 1
@@ -175,9 +175,11 @@ def main() -> None:
     parser.add_argument("--presets", nargs="+", default=["tdmpc2_pixels", "tdmpc2_small_pixels"])
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
+    trial = bool(not_its_own(parser, options))
     keep_freed_memory()  # as every training run does
     result = {"presets": {name: measure(name, options.rounds) for name in options.presets}}
-    print(f"written: {write('pixel_speed', result)}")
+    if not trial:
+        print(f"written: {write('pixel_speed', result)}")
 
 
 if __name__ == "__main__":

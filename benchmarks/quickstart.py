@@ -11,12 +11,11 @@ import argparse
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import forethought
 from forethought.tracking import read_rows
-from results import ROOT, carry_out, write
+from results import ROOT, carry_out, not_its_own, write
 from runs import curve, minutes_of_training, origin
 
 REQUIRED = {"return_of_each_seed": 700, "minutes_of_training": 10}
@@ -49,6 +48,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--episodes", type=int, default=10)
     options = parser.parse_args()
+    trial = bool(not_its_own(parser, options))
     runs = [one(seed, options.episodes) for seed in options.seeds]
     for run in runs:
         print(
@@ -63,8 +63,8 @@ def main() -> None:
         "random_return_mean": statistics.mean(run["random_return_mean"] for run in runs),
         "runs": runs,
     }
-    path: Path = write("quickstart", result)
-    print(f"written: {path}")
+    if not trial:
+        print(f"written: {write('quickstart', result)}")
 
 
 if __name__ == "__main__":

@@ -42,23 +42,43 @@ def not_its_own(
     return changed
 
 
+def source() -> str:
+    """The commit, with "+changes" behind it where code is not as committed."""
+    changed = git("status", "--porcelain", "--", *CODE)
+    return git("rev-parse", "HEAD") + ("+changes" if changed else "")
+
+
+def git(*words: str) -> str:
+    asked = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return asked.stdout.strip()
+
+
+CODE = ("src", "benchmarks", "scripts", "pyproject.toml", "constraints.txt")
+BEGUN_WITH = source()
+"""When the benchmark began: what it measures. Processes that it starts later may see other code."""
+
+
+def measured_commit() -> str:
+    """The commit that a benchmark began with, and a word behind it if code has changed since."""
+    begun, now = BEGUN_WITH, source()
+    if begun == now:
+        return begun
+    same = now.endswith("+changes") == begun.endswith("+changes") and not git(
+        "diff", "--name-only", begun.removesuffix("+changes"), "HEAD", "--", *CODE
+    )
+    if same:
+        return begun
+    print(f"The code has changed while this was measured, from {begun} to {now}.", file=sys.stderr)
+    return begun if begun.endswith("+changes") else f"{begun}+changes"
+
+
 def provenance() -> dict[str, Any]:
     """What a reader needs to run it again."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "--", "src", "benchmarks"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     script = Path(sys.argv[0])
     name = script.resolve().relative_to(ROOT) if script.resolve().is_relative_to(ROOT) else script
     return {
         "command": " ".join(["python", str(name), *sys.argv[1:]]),
-        "commit": commit.stdout.strip() + ("+changes" if changed.stdout.strip() else ""),
+        "commit": measured_commit(),
         "date_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{processor()}, {torch.get_num_threads()} threads",
         "instructions": torch.backends.cpu.get_cpu_capability(),

@@ -17,7 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from forethought.cli import training_asked
+from forethought.config import diff, to_dict
 from forethought.tracking import RunDirectory, read_rows
+from forethought.training.offline import with_whole_paths
 from results import not_its_own
 
 Work = TypeVar("Work")
@@ -85,20 +88,28 @@ def forethought(*arguments: str, log: Path | None = None) -> str:
 
 def train_or_resume(run: Path, *training: str, resuming: tuple[str, ...] = ()) -> None:
     """A run that is there goes on (or is complete), another begins; one that was begun with other
-    words is not taken for this one."""
-    log, words = run.with_name(f"{run.name}.log"), run.with_name(f"{run.name}.words.json")
+    words, or with presets that have changed since, is not taken for this one."""
+    log = run.with_name(f"{run.name}.log")
     print(f"{run.name}: {log} tells how far it is", flush=True)
-    if (run / "run.json").exists():
-        begun = json.loads(words.read_text()) if words.exists() else None
-        if begun != list(training):
-            raise SystemExit(
-                f"{run} was trained with {begun}, but this benchmark asks for {list(training)}: "
-                "move it away, or name another --out."
-            )
-        forethought("resume", str(run), *resuming, log=log)
-    else:
-        words.write_text(json.dumps(training))
+    if not (run / "run.json").exists():
         forethought("train", *training, "--out", str(run), log=log)
+        return
+    rows = diff(RunDirectory.open(run).config(), configuration(*training))
+    if rows:
+        told = "; ".join(f"{key}: {old} there, {new} here" for key, _, old, new in rows)
+        raise SystemExit(
+            f"{run} is not what this benchmark asks for ({told}): move it away, or name another "
+            "--out."
+        )
+    forethought("resume", str(run), *resuming, log=log)
+
+
+def configuration(*training: str) -> dict[str, Any]:
+    """What a run of these words keeps as its configuration."""
+    asked = training_asked(list(training))
+    assert not isinstance(asked, int), f"{training} asks for help"
+    whole: dict[str, Any] = to_dict(with_whole_paths(asked[0]))
+    return whole
 
 
 def evaluated(run: Path, episodes: int, *flags: str) -> dict[str, Any]:
@@ -140,10 +151,18 @@ def minutes_of_training(run: Path) -> float:
     return float(rows[-1]["wall_s"]) / 60
 
 
+def commit_of(run: Path) -> str:
+    """Of the code that made a run; several, where it was resumed by other code."""
+    directory = RunDirectory.open(run)
+    resumed = [event for event in directory.events() if event["kind"] == "resumed"]
+    commits = [directory.run_json.get("git_commit"), *(e.get("git_commit") for e in resumed)]
+    return ", ".join(dict.fromkeys(map(str, commits)))
+
+
 def origin(run: Path) -> dict[str, Any]:
     """What a reader needs to know of the code that made a run."""
     directory = RunDirectory.open(run)
     return {
-        "commit": directory.run_json.get("git_commit"),
+        "commit": commit_of(run),
         "compile": directory.config()["agent"].get("compile"),
     }

@@ -28,9 +28,8 @@ from forethought import presets
 from forethought.agents.registry import config_class
 from forethought.config import RunConfig, build_run_config, to_dict
 from forethought.report.statistics import Estimate, estimate, mean
-from forethought.tracking import RunDirectory
 from results import ROOT, carry_out, write
-from runs import at_once, curve, evaluated, is_trial, train_or_resume
+from runs import at_once, commit_of, curve, evaluated, is_trial, train_or_resume
 
 STEPS = {"gym:Pendulum-v1": 50_000, "gym:HalfCheetah-v5": 50_000}
 SEED_STEPS = {"gym:Pendulum-v1": 1_000, "gym:HalfCheetah-v5": 10_000}
@@ -74,7 +73,7 @@ def ours(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[
         "returns": found["returns"],
         "seeds": found["seeds"],
         "random_return_mean": chance["return_mean"],
-        "commit": RunDirectory.open(run).run_json.get("git_commit"),
+        "commit": commit_of(run),
         "curve": curve(run),
     }
 

@@ -1,6 +1,7 @@
 """Runs of a benchmark, several at a time: what ends one of them ends them all."""
 
 import argparse
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,10 @@ import types
 from pathlib import Path
 
 import pytest
+
+from forethought import presets
+from forethought.config import to_dict
+from forethought.tracking import RunDirectory
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -79,23 +84,81 @@ def test_a_trial_has_a_folder_of_its_own(monkeypatch, tmp_path, words, trial):
     assert (options.out.parent == tmp_path) == trial and options.out.is_dir()
 
 
-def test_a_run_of_other_words_is_not_taken_for_the_benchmarks(monkeypatch, tmp_path):
+def test_a_run_of_another_configuration_is_not_taken_for_the_benchmarks(monkeypatch, tmp_path):
+    """Neither one of other words, nor one whose preset has changed since."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     import runs
 
     asked = []
-    monkeypatch.setattr(runs, "forethought", lambda *words, log: asked.append(words[0]))
-    run = tmp_path / "seed1"
-    runs.train_or_resume(run, "sac", "gym:X", "--seed", "1")
-    run.mkdir()
-    (run / "run.json").touch()
-    runs.train_or_resume(run, "sac", "gym:X", "--seed", "1")
+
+    def forethought(*words, log):
+        asked.append(words[0])
+        if words[0] == "train":
+            config, out = runs.training_asked(list(words[1:]))
+            RunDirectory.create(out, to_dict(config), config.agent_name, config.task, config.seed)
+
+    monkeypatch.setattr(runs, "forethought", forethought)
+    words = ("sac", "gym:Pendulum-v1", "--preset", "pendulum", "--seed")
+    for _ in range(2):
+        runs.train_or_resume(tmp_path / "run", *words, "1")
     assert asked == ["train", "resume"]
-    with pytest.raises(SystemExit, match=r"seed1 was trained with .*'1'.* asks for .*'2'"):
-        runs.train_or_resume(run, "sac", "gym:X", "--seed", "2")
-    (tmp_path / "seed1.words.json").unlink()  # made by nobody knows what
-    with pytest.raises(SystemExit, match="was trained with None"):
-        runs.train_or_resume(run, "sac", "gym:X", "--seed", "1")
+    with pytest.raises(SystemExit, match=r"run is not what .* \(seed: 1 there, 2 here\): move it"):
+        runs.train_or_resume(tmp_path / "run", *words, "2")
+    plain = presets.layers
+    monkeypatch.setattr(
+        presets, "layers", lambda *given: [*plain(*given), {"agent": {"batch_size": 7}}]
+    )
+    with pytest.raises(SystemExit, match=r"agent.batch_size: \d+ there, 7 here"):
+        runs.train_or_resume(tmp_path / "run", *words, "1")
+    assert asked == ["train", "resume"]
+
+
+def test_a_run_that_other_code_resumed_names_both_commits(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import runs
+
+    run = RunDirectory.create(tmp_path / "run", {}, "sac", "gym:Pendulum-v1", 1)
+    run.update(git_commit="a" * 40)
+    run.event("resumed", git_commit="a" * 40)
+    assert runs.commit_of(run.path) == "a" * 40
+    run.event("resumed", git_commit="b" * 40 + "+changes")
+    assert runs.commit_of(run.path) == f"{'a' * 40}, {'b' * 40}+changes"
+
+
+def test_a_result_names_the_code_that_its_benchmark_began_with(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import results
+
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+
+    def commit(name, text):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        for words in (("add", "."), ("commit", "-q", "-m", name)):
+            subprocess.run([*git, *words], cwd=tmp_path, check=True)
+
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    commit("src/code.py", "1")
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    begun = results.source()
+    assert len(begun) == 40
+    monkeypatch.setattr(results, "BEGUN_WITH", begun)
+    commit("docs/page.md", "a page is no code")
+    assert results.measured_commit() == begun
+    (tmp_path / "src/code.py").write_text("2")
+    assert results.measured_commit() == f"{begun}+changes"
+    commit("src/code.py", "2")
+    assert results.measured_commit() == f"{begun}+changes"
+    assert f"from {begun} to" in capsys.readouterr().err
+
+
+def test_every_benchmark_knows_its_trials():
+    """What is asked otherwise than usual is never published in place of the result."""
+    for script in BENCHMARKS.glob("*.py"):
+        text = script.read_text(encoding="utf-8")
+        if "carry_out(main)" in text:
+            asks = re.search(r"trial = (is_trial|bool\(not_its_own)\(parser, options", text)
+            assert asks and re.search(r"(if|elif) not trial", text), script.name
 
 
 def test_a_picture_has_intervals_and_the_published_point(monkeypatch, tmp_path):
@@ -219,14 +282,53 @@ def test_a_trial_of_the_learning_runs_publishes_nothing(monkeypatch, tmp_path, w
     assert made == ["learning_tdmpc2_small"] * written
 
 
-@pytest.mark.parametrize(("words", "written"), [([], 1), (["--steps", "500"], 0)])
-def test_a_trial_of_the_ablation_publishes_nothing(monkeypatch, tmp_path, words, written):
+@pytest.mark.parametrize(
+    ("words", "missing", "written"), [([], 0, 1), (["--steps", "500"], 0, 0), (["--report"], 3, 0)]
+)
+def test_a_trial_or_a_part_of_the_ablation_publishes_nothing(
+    monkeypatch, tmp_path, words, missing, written
+):
     monkeypatch.syspath_prepend(BENCHMARKS)
     import multi_gamma_ablation as ablation
 
+    def at_once(jobs, learn, work):
+        numbers = {"auc": 5.0, "final_return": 7.0, "peak_memory_mb": 300.0, "auxiliary": {}}
+        found = [
+            {"task": task, "variant": variant, "seed": seed, **numbers}
+            for task, variant, seed in work
+        ]
+        return found[missing:] + [None] * missing
+
     made = []
-    monkeypatch.setattr(sys, "argv", ["x", "--report", "--out", str(tmp_path), *words])
-    monkeypatch.setattr(ablation, "auxiliary_overhead", lambda *given: {})
+    cost = {"overhead_percent": 1.0, "parameters_percent": 1.0}
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), *words])
+    monkeypatch.setattr(ablation, "at_once", at_once)
+    monkeypatch.setattr(
+        ablation, "auxiliary_overhead", lambda *given: dict.fromkeys(ablation.VARIANTS, cost)
+    )
     monkeypatch.setattr(ablation, "write", lambda name, result: made.append(result))
+    monkeypatch.setattr(ablation, "draw", lambda result, path: made.append(path))
     ablation.main()
-    assert [result["runs_missing"] for result in made] == [30] * written
+    assert len(made) == 2 * written
+
+
+def test_the_ablation_keeps_a_final_evaluation_with_its_run(monkeypatch, tmp_path):
+    """A run that is made anew is evaluated anew, and one of another length is refused."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import multi_gamma_ablation as ablation
+
+    scores = iter([1.0, 900.0, 5.0])
+
+    def evaluated(run, episodes, *flags):
+        return {"returns": [next(scores)] * episodes, "checkpoint_step": 500}
+
+    monkeypatch.setattr(ablation, "evaluated", evaluated)
+    run = tmp_path / "run"
+    run.mkdir()
+    for _ in range(2):  # the second time it is only read
+        assert ablation.final_evaluation(run, 2, 500)["returns"] == [1.0, 1.0]
+    run.rename(tmp_path / "away")
+    run.mkdir()
+    assert ablation.final_evaluation(run, 2, 500)["returns"] == [900.0, 900.0]
+    with pytest.raises(SystemExit, match="ends at 500 steps, but must at 1000"):
+        ablation.final_evaluation(run, 2, 1000)

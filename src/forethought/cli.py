@@ -184,6 +184,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(tokens: list[str]) -> int:
+    asked = training_asked(tokens)
+    if isinstance(asked, int):
+        return asked
+    config, out = asked
+    with Stop(NOT_BEGUN):  # importing torch takes seconds
+        from forethought.training.loop import train_run
+
+    return train_run(config, out=out).exit_code
+
+
+def training_asked(tokens: list[str]) -> tuple[conf.RunConfig, Path | None] | int:
+    """What the words behind `forethought train` mean: the whole configuration, and the run's place
+    where one was named; an exit code where they asked for help."""
     agent_name = _agent_in(tokens)
     if agent_name is None:
         if _wants_help(tokens):
@@ -206,11 +219,8 @@ def _train(tokens: list[str]) -> int:
     agent_class = registry.config_class(agent_name)
     config = conf.build_run_config(agent_name, words[1], agent_class, found.layers)
     conf.refuse_idle_groups(config, found.file, found.flags)
-    with Stop(NOT_BEGUN):  # importing torch takes seconds
-        from forethought.training.loop import train_run
-
     out = found.own.get("out")
-    return train_run(config, out=Path(out) if out else None).exit_code
+    return config, Path(out) if out else None
 
 
 def _resume(tokens: list[str]) -> int:

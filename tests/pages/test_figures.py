@@ -39,6 +39,23 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
+def commit_of(runs: list[dict[str, Any]]) -> str:
+    """The beginning of the one commit that made all runs of a figure, unchanged."""
+    (commit,) = {run["commit"] for run in runs}
+    assert re.fullmatch(r"[0-9a-f]{40}", commit), f"made by {commit}"
+    return commit[:7]
+
+
+FILES = sorted(path.stem for path in (ROOT / "docs" / "results").glob("*.json"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_result_is_of_a_commit_as_it_is(name):
+    found = result(name)
+    commit = found.get("commit") or found["git_commit"]
+    assert re.fullmatch(r"[0-9a-f]{40}", commit)
+
+
 def test_the_means_in_the_file_are_those_of_its_episodes():
     for task in LEARNING["tasks"].values():
         for run in task["runs"]:
@@ -63,7 +80,8 @@ def test_the_page_of_tdmpc2_has_every_seed_of_the_learning_runs():
         values = [run["return_mean"] for run in task["runs"]] + [task[key] for key in keys]
         wanted[name] = [f"{value:.1f}" for value in values]
     assert rows_of_tasks(TDMPC2) == wanted
-    told = f"commit {LEARNING['commit'][:7]}, {LEARNING['date_utc'][:10]}"
+    (made,) = {commit_of(task["runs"]) for task in LEARNING["tasks"].values()}
+    told = f"commit {made}, {LEARNING['date_utc'][:10]}"
     assert told in TDMPC2.read_text(encoding="utf-8")
 
 
@@ -84,7 +102,7 @@ def test_the_page_of_tdmpc2_has_every_seed_of_every_kind_of_task(kind):
     text = TDMPC2.read_text(encoding="utf-8")
     assert f"| {' | '.join(cells)} |" in text
     assert f"at most {found['most_minutes']:.1f} minutes" in text
-    assert f"commit {found['runs'][0]['commit'][:7]}" in text
+    assert f"commit {commit_of(found['runs'])}" in text
 
 
 def span(found: dict[str, Any], key: str) -> str:
@@ -114,7 +132,8 @@ def test_the_page_of_tdmpc2_has_every_seed_of_two_tasks_from_recorded_data():
         assert f"| {' | '.join(cells)} |" in text
     minutes = max(found["most_minutes"] for found in whole["tasks"].values())
     assert f"at most {minutes:.1f} minutes" in text
-    assert f"commit {found['runs'][0]['commit'][:7]}" in text
+    (made,) = {commit_of(found["runs"]) for found in whole["tasks"].values()}
+    assert f"commit {made}" in text
 
 
 ABLATION = ROOT / "docs" / "results" / "multi_gamma_ablation.json"
@@ -126,6 +145,7 @@ def test_the_page_of_tdmpc2_has_the_ablation_of_auxiliary_discounts():
     whole, text = result("multi_gamma_ablation"), TDMPC2.read_text(encoding="utf-8")
     assert whole["runs_missing"] == 0 and len(whole["runs"]) == 30
     assert whole["verdict"]["sentence"] in text
+    assert f"commit {commit_of(whole['runs'])}" in text
     for task, entries in whole["tasks"].items():
         for variant, entry in entries.items():
             gain = entry.get("auc_gain_percent")
