@@ -7,6 +7,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from forethought.config import ConfigError, EnvConfig
 from forethought.envs import VectorEnv, make_env
@@ -27,6 +29,7 @@ from forethought.training.evaluate import (
     evaluate_target,
 )
 from forethought.training.loop import train_run
+from tests.dqn.small_agents import make_agent
 from tests.stub_agent import StubAgent, register, stub_run
 from tests.stubs import CounterEnv, EntityEnv, FaultyEnv, vector_of
 
@@ -94,6 +97,23 @@ def test_no_evaluation_explores(tmp_path, monkeypatch):
         assert {explore for _, explore in asked} == {False}
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.25, 1.0])
+def test_evaluations_take_as_many_random_actions_as_asked(monkeypatch, epsilon):
+    """`eval.epsilon`, and that of the protocols: of an agent that always goes left in CartPole."""
+    evaluator = Evaluator("gym:CartPole-v1", EnvConfig(), Streams(1), 40, epsilon=epsilon)
+    agent = make_agent(spec=evaluator.env.spec_for_agent)
+    taken: list[int] = []
+    step = CartPoleEnv.step
+    monkeypatch.setattr(CartPoleEnv, "step", lambda env, a: (taken.append(int(a)), step(env, a))[1])
+    with torch.no_grad():
+        agent.online.advantage.output.weight.zero_()
+        agent.online.advantage.output.bias.copy_(torch.tensor([1.0, 0.0]))
+    result = evaluator.agent(agent, 0)
+    evaluator.close()
+    assert result.epsilon == epsilon and len(taken) >= 300
+    assert np.mean(taken) == pytest.approx(epsilon / 2, abs=0.05)  # half of them are left, too
+
+
 def test_a_step_limit_truncates():
     """airspace.md 3.3: limit 7 gives 7 steps."""
     result = result_of(run_episodes(Still(), counters(100, max_episode_steps=7), [1]))
@@ -115,6 +135,10 @@ def test_statistics_by_hand():
     result = EvalResult("t", "p", (7.0, 0.0, 1.0, 6.0, 2.0, 5.0, 3.0, 4.0), *[()] * 5, failures=())
     assert result.iqm == 3.5  # the mean of 2, 3, 4, 5
     assert result.median == 3.5 and result.std == pytest.approx(np.sqrt(5.25))
+    skewed = (100.0, 0.0, 1.0, 50.0, 2.0, 10.0, 3.0, 4.0)
+    far = EvalResult("atari:Pong", "p", skewed, *[()] * 5, failures=())
+    assert far.iqm == 4.75 and far.median == 3.5 and far.mean == 21.25  # 2, 3, 4, 10 are in between
+    assert far.human_normalised == pytest.approx((21.25 + 20.7) / 35.3)
     one = EvalResult("t", "p", (3.0,), *[()] * 5, failures=())
     assert one.iqm == 3.0 and one.std == 0.0
 

@@ -118,6 +118,22 @@ def test_episodes_that_end_at_the_same_frame_reach_wandb_as_their_mean(tmp_path,
     assert fake_wandb.finished
 
 
+def test_every_column_of_episodes_that_end_together_reaches_wandb_as_its_mean(tmp_path, fake_wandb):
+    """Also those that only some tasks have, such as Atari's; counters are the last ones."""
+    run, sink = new_run(tmp_path / "run"), WandbSink("project")
+    sink.start(run)
+    clock = {"agent_steps": 10, "env_frames": 40, "updates": 3, "wall_s": 1.0}
+    for number, (total, clipped, lives) in enumerate([(10.0, 1.0, 5), (20.0, 5.0, 1)]):
+        row = {"env_index": number, "seed": number, "return": total, "clipped_return": clipped}
+        sink.episode({**clock, "episodes": 7 + number, **row, "lives_episodes": lives})
+    sink.close()
+    [(step, data)] = fake_wandb.logged
+    assert (step, data["episode/count"], data["episode/episodes"]) == (40, 2, 8)
+    assert data["episode/return"] == 15.0
+    assert (data["episode/clipped_return"], data["episode/lives_episodes"]) == (3.0, 3.0)
+    assert "episode/seed" not in data and "episode/env_index" not in data
+
+
 def test_episodes_that_wandb_refused_do_not_pile_up(tmp_path, fake_wandb, monkeypatch):
     clock, sink = Clock(), WandbSink("project")
     tracker = Tracker(new_run(tmp_path / "run"), [sink], clock, METRICS)

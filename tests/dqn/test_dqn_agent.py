@@ -334,10 +334,18 @@ def test_the_replay_has_what_the_agent_and_the_task_say():
     assert found[5][1:] == (-0.75, 0.125)
 
 
-def test_finding_1_beta_of_the_agent_s_own_updates_ends_at_1(monkeypatch):
-    agent = make_agent(replay=prioritized(beta_start=0.4, beta_anneal_updates=4))
+@pytest.mark.parametrize(
+    ("given", "counter", "unit"),
+    [
+        ({"beta_anneal_updates": 4}, "updates", 1),
+        ({"beta_anneal_updates": None, "beta_anneal_agent_steps": 40}, "agent_steps", 10),
+        ({"beta_anneal_updates": None}, "agent_steps", 25),  # the whole run
+    ],
+)
+def test_finding_1_beta_of_the_agent_s_own_updates_ends_at_1(monkeypatch, given, counter, unit):
+    agent = make_agent(replay=prioritized(beta_start=0.4, **given))
     fill(agent)
-    clock = Clock(1)
+    clock = Clock(4)
     agent.follow(clock, 100)
     seen, weights = [], PrioritizedStarts.weights
     monkeypatch.setattr(
@@ -345,8 +353,9 @@ def test_finding_1_beta_of_the_agent_s_own_updates_ends_at_1(monkeypatch):
         "weights",
         lambda self, slots, beta: (seen.append(beta), weights(self, slots, beta))[1],
     )
-    for updates in (0, 1, 2, 3, 4, 9):
-        clock.updates = updates
+    for passed in (0, 1, 2, 3, 4, 9):
+        setattr(clock, counter, passed * unit)
+        clock.env_frames = 4 * clock.agent_steps
         agent.train(1)
     assert seen == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0, 1.0], abs=1e-12)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import gymnasium
 import numpy as np
@@ -136,6 +137,79 @@ def test_confirmed_dueling_takes_off_the_mean_not_the_maximum():
     torch.testing.assert_close((q - value).mean(1), torch.zeros(4).double())
     wanted = [slow.dueling(v.item(), a.tolist()) for v, a in zip(value, advantage, strict=True)]
     np.testing.assert_allclose(q.detach(), wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["c51", "qr", "iqn"])
+def test_confirmed_dueling_of_distributions_takes_off_the_mean_over_actions_alone(kind):
+    """Seed 004, the same line: atom by atom, and quantile by quantile."""
+    config = options(dueling=True, distribution=DISTRIBUTIONS[kind])
+    network = make_network(vector_spec(), config).double()
+    x = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tau = torch.linspace(0.1, 0.9, 20).double().view(4, 5) if kind == "iqn" else None
+    out = network(x, None, tau)  # [4, A, N]
+    features = network.features(x)
+    if kind == "iqn":
+        features = features[:, None] * network.embedding(tau)
+    value = network.value(features, None).reshape(4, -1)  # [4, N]
+    advantage = network.advantage(features, None)
+    if kind == "iqn":
+        advantage = advantage.transpose(1, 2)
+    advantage = advantage.reshape(4, 3, -1)  # [4, A, N]
+    for b in range(4):
+        for n in range(value.shape[1]):
+            wanted = slow.dueling(value[b, n].item(), advantage[b, :, n].tolist())
+            np.testing.assert_allclose(out[b, :, n].detach(), wanted, rtol=1e-9, atol=1e-12)
+
+
+def conv_parameters(inputs, outputs):
+    return 9 * inputs * outputs + outputs
+
+
+@pytest.mark.parametrize(("width", "parameters"), [(1, 97_744), (2, 389_024)])
+def test_impala_has_three_blocks_of_two_residuals_of_its_width(width, parameters):
+    """Espeholt et al., 2018: 16, 32, 32 channels; a convolution and four of the residuals each."""
+    network = make_network(image_spec(), options(network={"kind": "impala", "width": width}))
+    sizes = [4, 16 * width, 32 * width, 32 * width]
+    by_hand = sum(
+        conv_parameters(a, b) + 4 * conv_parameters(b, b) for a, b in itertools.pairwise(sizes)
+    )
+    assert sum(p.numel() for p in network.trunk.parameters()) == by_hand == parameters
+    assert network.trunk.features == 6 * 6 * 32 * width
+
+
+def test_impala_is_its_layers_by_hand():
+    """Convolution, pooling, twice x + conv(relu(conv(relu(x)))), three times; pooling; ReLU."""
+    given = {"kind": "impala", "width": 1, "spectral_norm": False, "pool_cells": 2}
+    network = make_network(image_spec((21, 25)), options(network=given)).double()
+    x = frames(2, (4, 21, 25))
+    weights = iter(list(network.trunk.parameters()))
+
+    def convolved(h):
+        return torch.nn.functional.conv2d(h, next(weights), next(weights), padding=1)
+
+    h = x.double() / 255
+    for _ in range(3):
+        h = torch.nn.functional.max_pool2d(convolved(h), 3, 2, 1)
+        for _ in range(2):
+            h = h + convolved(convolved(h.relu()).relu())
+    h = torch.nn.functional.adaptive_max_pool2d(h, 2).flatten(1)
+    assert (h < 0).any(), "else the last ReLU would not be seen"
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = network.features(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, h.relu())
+
+
+def test_noise_begins_at_sigma_over_the_root_of_the_inputs():
+    """Fortunato et al., 2018, section 3.2, factorised: weights and biases alike."""
+    noisy = {"kind": "factorised", "sigma": 0.4}
+    network = make_network(vector_spec(), options(noisy=noisy, dueling=True))
+    assert len(network.noisy_layers) == 4
+    for layer in network.noisy_layers:
+        for sigma in (layer.weight_sigma, layer.bias_sigma):
+            assert torch.allclose(sigma, torch.tensor(0.4 / layer.inputs**0.5))
 
 
 def test_confirmed_pixels_are_scaled_once_in_the_encoder():

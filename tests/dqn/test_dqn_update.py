@@ -73,16 +73,27 @@ def test_confirmed_done_mask_cuts_the_future_of_terminated_transitions_only():
     assert not torch.isclose(y[[1, 3]], batch.reward[[1, 3]]).any()
 
 
-def test_c51_target_is_the_projected_distribution_of_the_best_action():
-    learner, batch = make_learner(options(distribution=DISTRIBUTIONS["c51"])), transitions()
-    ours = learner.targets(batch, drawn(learner))
-    logits = values(learner.target, batch.next_obs)
-    atoms = np.linspace(-8, 12, 11)
-    for b in range(8):
-        chances = [slow.softmax(logits[b, a].tolist()) for a in range(ACTIONS)]
-        a = slow.best([float(np.dot(p, atoms)) for p in chances])
+@pytest.mark.parametrize("double", [False, True])
+def test_c51_target_is_the_projected_distribution_of_the_best_action(double):
+    config = options(distribution=DISTRIBUTIONS["c51"], double=double)
+    learner, batch = make_learner(config), transitions(32)
+    ours = learner.targets(batch, drawn(learner, 32))
+
+    def chances(network, b):
+        logits = values(network, batch.next_obs)[b]
+        return [slow.softmax(logits[a].tolist()) for a in range(ACTIONS)]
+
+    def best(found):
+        return slow.best([float(np.dot(p, np.linspace(-8, 12, 11))) for p in found])
+
+    disagree = 0
+    for b in range(32):
+        of_online, of_target = chances(learner.online, b), chances(learner.target, b)
+        a = best(of_online if double else of_target)
+        disagree += best(of_online) != best(of_target)
         reward, discount = batch.reward[b].item(), batch.discount[b].item()
-        same(ours[b], slow.project(chances[a], reward, discount, -8, 12))
+        same(ours[b], slow.project(of_target[a], reward, discount, -8, 12))
+    assert disagree, "the two networks must disagree somewhere, else nothing is shown"
 
 
 @pytest.mark.parametrize("double", [False, True])

@@ -66,6 +66,23 @@ def test_case_22_a_value_out_of_range_names_its_key_and_the_rule(refused, flag, 
 
 @early
 @pytest.mark.parametrize(
+    ("agent", "batch", "envs", "rule"),
+    [
+        ("dqn", 16, 1, "agent.batch_size x (agent.n_step + 1) = 32"),
+        ("dqn", 8, 40, "env.num_envs x (agent.n_step + 1) = 80"),
+        ("sac", 16, 1, "agent.batch_size x 2 = 32"),
+        ("td3", 16, 1, "agent.batch_size x 2 = 32"),
+    ],
+)
+def test_case_22_a_replay_too_small_for_a_batch_is_refused(refused, agent, batch, envs, rule):
+    task = "gym:CartPole-v1" if agent == "dqn" else PENDULUM
+    words = ("--agent.batch_size", str(batch), "--env.num_envs", str(envs))
+    sentence = refused("train", agent, task, *words, "--replay.capacity_rows", "31")
+    assert sentence == f"replay.capacity_rows is 31, but must be at least {rule}."
+
+
+@early
+@pytest.mark.parametrize(
     ("flag", "value", "sentence"),
     [
         ("agent.batch_size", "many", "agent.batch_size is 'many', but must be a whole number."),

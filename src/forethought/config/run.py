@@ -117,15 +117,20 @@ class RunConfig:
         require(self.seed >= 0, "seed", self.seed, "at least 0")
         require(self.steps >= 1, "steps", self.steps, "at least 1")
         check_device("device", self.device, auto=True)
-        batch = getattr(self.agent, "batch_size", None)
-        horizon = getattr(self.agent, "horizon", None)
-        if batch is None or horizon is None:
+        self._check_capacity()
+
+    def _check_capacity(self) -> None:
+        """Replay must have room for a batch, and for one of its parts from each environment."""
+        if getattr(self.agent, "batch_size", None) is None:
             return
-        capacity, key, envs = self.replay.capacity_rows, "replay.capacity_rows", self.env.num_envs
-        rule = f"at least agent.batch_size x (agent.horizon + 1) = {batch * (horizon + 1)}"
-        require(capacity >= batch * (horizon + 1), key, capacity, rule)
-        rule = f"at least env.num_envs x (agent.horizon + 1) = {envs * (horizon + 1)}"
-        require(capacity >= envs * (horizon + 1), key, capacity, rule)
+        # Rows of a part: a slice, the n steps of a return, or a transition, and the row before it.
+        steps = [name for name in ("horizon", "n_step") if hasattr(self.agent, name)]
+        rows = 1 + (getattr(self.agent, steps[0]) if steps else 1)
+        told = f"(agent.{steps[0]} + 1)" if steps else "2"
+        capacity, key = self.replay.capacity_rows, "replay.capacity_rows"
+        for name in ("agent.batch_size", "env.num_envs"):
+            least = attrgetter(name)(self) * rows
+            require(capacity >= least, key, capacity, f"at least {name} x {told} = {least}")
 
     def _check_protocol(self) -> None:
         """What is for Atari has no effect elsewhere, and a protocol sets the limit itself."""

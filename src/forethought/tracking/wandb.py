@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from forethought.tracking.columns import Row
+from forethought.tracking.columns import LEADING, Row
 from forethought.tracking.run_directory import RunDirectory
 from forethought.tracking.sinks import numbers
 
-OF_ONE_EPISODE = ("return", "length_agent_steps", "success", "terminated", "truncated")
-"""Averaged over the episodes that ended at the same env_frames."""
 NAMES_ONE_EPISODE = ("env_index", "seed")
 """No curves: they say which episode it was."""
 
@@ -83,11 +81,11 @@ class WandbSink:
         ended, self._ended = self._ended, []  # emptied first: what cannot be sent must not pile up
         if not ended:
             return
-        values = {**ended[-1], "count": len(ended)}
-        for name in OF_ONE_EPISODE:
+        values: dict[str, float] = {"count": len(ended)}
+        for name in dict.fromkeys(name for episode in ended for name in episode):
             known = [episode[name] for episode in ended if name in episode]
-            if known:
-                values[name] = sum(known) / len(known)
+            # Counters go on from episode to episode, all else is of one of them.
+            values[name] = known[-1] if name in LEADING else sum(known) / len(known)
         self._log("episode", values)
 
     def _log(self, group: str, values: dict[str, float]) -> None:

@@ -366,7 +366,8 @@ def _told(config: DQNConfig, network: str, stacked: int, repeat: int) -> str:
             f"epsilon {epsilon.start:g} to {epsilon.end:g} over {steps(epsilon.decay_agent_steps)}"
         ]
     else:
-        parts += ["no epsilon"]
+        explores = config.noisy.kind != "none"
+        parts += ["no epsilon" if explores else "no exploration (neither epsilon nor noisy layers)"]
     if isinstance(target, SyncByAgentSteps):
         parts += [f"target copied every {steps(target.period_agent_steps)}"]
     else:
