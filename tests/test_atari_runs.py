@@ -381,6 +381,18 @@ def test_a_protocol_plays_a_run_and_random_play(whole, monkeypatch, capsys):
     assert told["human_normalised"] == pytest.approx((told["return_mean"] - 1.7) / 28.8)
 
 
+def test_fewer_games_of_a_run_s_protocol_are_played_by_its_rules(tmp_path, monkeypatch):
+    """`--episodes` says how much is played, not how; and such a result has no protocol's name."""
+    short = protocols.Protocol("t", None, 50, 160, 0.5, 0.25, 0)  # 160 frames: 40 decisions
+    monkeypatch.setitem(PROTOCOLS, "dopamine", short)
+    run = train_run(run_config(eval={"protocol": "dopamine"}), tmp_path / "run").path
+    result = evaluate_target(str(run), episodes=3)
+    assert len(result.returns) == 3 and result.lengths == (40, 40, 40)
+    assert result.epsilon == 0.5 and result.protocol is None
+    with pytest.raises(ConfigError, match="the protocol nature decides it"):
+        evaluate_target(str(run), episodes=3, protocol="nature")
+
+
 def test_human_normalised_scores():
     assert human_normalised("atari:Pong", -20.7) == 0.0
     assert human_normalised("atari:PongNoFrameskip-v4", 14.6) == 1.0

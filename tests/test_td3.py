@@ -115,6 +115,10 @@ def test_exploration_noise_has_its_width_and_evaluation_has_none() -> None:
     [
         ({"exploration_noise": -0.1}, r"agent\.exploration_noise is -0\.1, but must be at least 0"),
         ({"target_noise_clip": -1.0}, r"agent\.target_noise_clip is -1\.0, but must be at least 0"),
+        (
+            {"target_noise": 0.0, "target_noise_clip": 0.3},
+            r"target_noise_clip is 0\.3, but must be left out: .* agent\.target_noise is 0\.0",
+        ),
         ({"policy_delay": 0}, r"agent\.policy_delay is 0, but must be at least 1"),
         ({"hidden": (0,)}, r"agent\.hidden is \(0,\), but must be at least 1 each"),
     ],

@@ -65,7 +65,7 @@ class EvaluateOptions:
     evaluations during training, so their score differs from the one that train told last."""
     protocol: Literal["nature", "dopamine"] | None = None
     """A published way to evaluate in atari: tasks (docs/atari.md); None is that of the run, if it
-    has one and no episodes are given."""
+    has one, of which --episodes change only how much is played."""
     checkpoint: str | None = None
     """Which checkpoint of the run: latest (None), best, or a number of agent steps (of updates,
     offline)."""

@@ -92,7 +92,7 @@ def merge(agent_class: type, layers: Iterable[Mapping[str, Any]]) -> dict[str, A
 def refuse_idle(config: Any, where: str) -> None:
     """A key that has no effect while its switch stands as it does must have its default value."""
     off = {key: switch for switch, keys in config.idle.items() for key in keys}
-    off = {k: (name, v) for k, (name, v) in off.items() if attrgetter(name)(config) is v}
+    off = {k: (name, v) for k, (name, v) in off.items() if attrgetter(name)(config) == v}
     if not off:
         return
     own, default = flatten(to_dict(config)), flatten(_defaults(type(config)))

@@ -298,16 +298,21 @@ class Evaluator:
         tell: Tell | None = None,
         *,
         protocol: str | None = None,
+        shortened: bool = False,
         epsilon: float = 0.0,
     ) -> None:
         """`tell` is called before each step with how far it is. A `protocol` by name takes
-        the place of `episodes` and `epsilon`."""
+        the place of `episodes` and `epsilon`; `shortened`, of `epsilon` alone, and as that is not
+        what was published, the results do not name it."""
         self.task = task
         self.config = config
         self.streams = streams
         self.protocol, self.rules = protocol, protocol_of(protocol, task)
+        self.shortened = shortened
         self.episodes, self.epsilon = episodes, epsilon
         if self.rules is not None:
+            if shortened:
+                self.rules = replace(self.rules, episodes=episodes, agent_steps=None)
             # An episode has at least one step, so no more of them than steps are ever needed.
             self.episodes = self.rules.episodes or self.rules.agent_steps or episodes
             self.epsilon = self.rules.epsilon
@@ -370,6 +375,7 @@ class Evaluator:
             self.episodes,
             self.tell,
             protocol=self.protocol,
+            shortened=self.shortened,
             epsilon=self.epsilon,
         )
 
@@ -382,7 +388,8 @@ class Evaluator:
         steps = None if self.rules is None else self.rules.agent_steps
         played = run_episodes(policy, self.env, seeds, min_steps=steps, **polls)
         check_every_task(played, self.env.spec_for_agent)
-        return replace(EvalResult.of(played, self.task, name), protocol=self.protocol)
+        followed = None if self.shortened else self.protocol
+        return replace(EvalResult.of(played, self.task, name), protocol=followed)
 
     def close(self) -> None:
         """Ends the environments."""
@@ -430,19 +437,21 @@ def evaluate_target(
 
     The episodes are those of evaluation 0, so an agent and random play meet the same starts, which
     are other ones than those of the agent's evaluations during training. A `protocol` decides how
-    much is played and how; None is that of the run, if it has one and `episodes` are not given.
-    `tell` is called before each step with how far it is.
+    much is played and how; None is that of the run, if it has one, of which `episodes` change only
+    how much is played. `tell` is called before each step with how far it is.
     """
     whole = episodes is None or (isinstance(episodes, int) and episodes >= 1)
     conf.require(whole, "episodes", episodes, "a whole number, at least 1")
     run: RunDirectory | None = None
+    shortened = False
     if _is_folder(target):
         run = RunDirectory.open(Path(target))
         config = read_config(run)
         set_threads(config.train.threads)  # sums are split by it: the same numbers as in training
         task, env, seed = config.task, config.env, config.seed if seed is None else seed
         names, epsilon = [config.agent_name, "random"], config.eval.epsilon
-        protocol = config.eval.protocol if protocol is None and episodes is None else protocol
+        if protocol is None:
+            protocol, shortened = config.eval.protocol, episodes is not None
     elif ":" in target:
         task, env, seed, names = target, EnvConfig(), 1 if seed is None else seed, ["random"]
         epsilon = 0.0
@@ -458,11 +467,11 @@ def evaluate_target(
             rule = "left out: it has no effect on random play"
             conf.require(value is None, key, value, rule)
     which = "latest" if checkpoint is None else str(checkpoint)
-    if protocol is not None:
+    if protocol is not None and not shortened:
         rule = f"left out: the protocol {protocol} decides it"
         conf.require(episodes is None, "episodes", episodes, rule)
     number = EPISODES if episodes is None else episodes
-    options: dict[str, Any] = {"protocol": protocol, "epsilon": epsilon}
+    options: dict[str, Any] = {"protocol": protocol, "shortened": shortened, "epsilon": epsilon}
     evaluator = Evaluator(task, env, Streams(seed), number, tell, **options)
     place = None if run is None else str(run.path)
     try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from forethought.agents.actor_critic.config import ActorCriticConfig
+from forethought.config import refuse_idle
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,10 @@ class TD3Config(ActorCriticConfig):
     run_defaults: ClassVar[Mapping[str, Any]] = {
         "train": {"seed_agent_steps": 25_000, "seed_updates": 0}
     }
+    idle: ClassVar[Mapping[tuple[str, Any], tuple[str, ...]]] = {
+        ("target_noise", 0.0): ("target_noise_clip",)
+    }
+    """Without noise on the target actor's actions there is nothing to clip."""
     critic_loss: Literal["half_sum", "sum", "mean"] = "sum"
     """How the squared errors of the critics are joined: half their sum, their sum or their mean."""
     policy_delay: int = 2
@@ -32,3 +37,4 @@ class TD3Config(ActorCriticConfig):
         self.check("policy_delay", self.policy_delay >= 1, "at least 1")
         for name in ("exploration_noise", "target_noise", "target_noise_clip"):
             self.check(name, getattr(self, name) >= 0, "at least 0")
+        refuse_idle(self, "agent")
