@@ -102,16 +102,12 @@ def ours(options: argparse.Namespace, pace: Pace, folder: Path) -> None:
 
 def theirs(options: argparse.Namespace, pace: Pace, folder: Path) -> None:
     """`learn` of Stable-Baselines3."""
-    import ale_py
-    import gymnasium
     import torch
     from stable_baselines3 import DQN
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.logger import configure
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
-
-    gymnasium.register_envs(ale_py)
 
     class Steps(BaseCallback):
         def _on_step(self) -> bool:
@@ -121,7 +117,8 @@ def theirs(options: argparse.Namespace, pace: Pace, folder: Path) -> None:
     torch.set_num_threads(options.threads)
     n = options.envs
     where = SubprocVecEnv if options.workers else DummyVecEnv
-    games = make_atari_env("PongNoFrameskip-v4", n_envs=n, seed=1, vec_env_cls=where)
+    # With the module's name, for processes of their own know no game before they import it.
+    games = make_atari_env("ale_py:PongNoFrameskip-v4", n_envs=n, seed=1, vec_env_cls=where)
     env = VecFrameStack(games, n_stack=4)
     every = max(1, 4 // n)  # steps of all environments between updates
     model = DQN(

@@ -32,6 +32,7 @@ from runs import (
     evaluated,
     interval_over_seeds,
     is_trial,
+    require_same,
     train_or_resume,
 )
 from tdmpc2_speed import auxiliary_overhead, small
@@ -48,15 +49,17 @@ def learn(task: str, variant: str, seed: int, options: argparse.Namespace) -> di
     """One run and what the report needs of it; None where it is to be reported but is not done."""
     run = options.out / f"{task.replace(':', '-')}-{variant}-seed{seed}"
     steps = ("--steps", str(options.steps))
+    training = (
+        "tdmpc2", task, "--preset", "tdmpc2_small", "--preset", f"multi_gamma_{variant}",
+        "--seed", str(seed), *steps, "--eval.every_agent_steps", str(options.eval_every),
+        "--eval.episodes", str(options.eval_episodes),
+    )  # fmt: skip
     if not options.report:
-        train_or_resume(
-            run, "tdmpc2", task, "--preset", "tdmpc2_small",
-            "--preset", f"multi_gamma_{variant}", "--seed", str(seed), *steps,
-            "--eval.every_agent_steps", str(options.eval_every),
-            "--eval.episodes", str(options.eval_episodes), resuming=steps,
-        )  # fmt: skip
+        train_or_resume(run, *training, resuming=steps)
     elif not (run / "run.json").exists() or RunDirectory.open(run).run_json["status"] != "done":
         return None
+    else:
+        require_same(run, *training)
     return facts_of(run, options) | {"task": task, "variant": variant, "seed": seed}
 
 
@@ -321,8 +324,8 @@ def main() -> None:
     if len(runs) < len(work):
         print(f"{len(work) - len(runs)} of {len(work)} runs are missing: nothing is published.")
     elif not trial:
-        print(f"written: {write('multi_gamma_ablation', result)}")
         draw(result, ROOT / "docs" / "pictures" / "multi_gamma_ablation.png")
+        print(f"written: {write('multi_gamma_ablation', result)}")
 
 
 if __name__ == "__main__":

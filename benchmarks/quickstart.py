@@ -16,8 +16,9 @@ from typing import Any
 import forethought
 from forethought.tracking import read_rows
 from results import ROOT, carry_out, not_its_own, write
-from runs import curve, minutes_of_training, origin
+from runs import curve, minutes_of_training, origin, require_same
 
+TASK, PRESETS = "dmc:cartpole-swingup", ("tdmpc2_small", "quickstart")
 REQUIRED = {"return_of_each_seed": 700, "minutes_of_training": 10}
 
 
@@ -27,6 +28,8 @@ def one(seed: int, episodes: int) -> dict[str, Any]:
     run = ROOT / "runs" / "learn-quickstart" / f"seed{seed}"
     script = ["scripts/quickstart.py", "--seed", str(seed), "--out", str(run)]
     subprocess.run([sys.executable, *script], cwd=ROOT, check=True)
+    presets = [word for name in PRESETS for word in ("--preset", name)]
+    require_same(run, "tdmpc2", TASK, *presets, "--seed", str(seed))
     rows, _ = read_rows(run / "eval.csv")
     score = forethought.evaluate(run, episodes=episodes)
     chance = forethought.evaluate(run, policy="random", episodes=episodes)
@@ -56,8 +59,8 @@ def main() -> None:
             f"{run['random_return_mean']:.1f}) after {run['minutes_of_training']:.1f} minutes"
         )
     result = {
-        "task": "dmc:cartpole-swingup",
-        "presets": ["tdmpc2_small", "quickstart"],
+        "task": TASK,
+        "presets": PRESETS,
         "required": REQUIRED,
         "return_mean": statistics.mean(run["return_mean"] for run in runs),
         "random_return_mean": statistics.mean(run["random_return_mean"] for run in runs),

@@ -49,7 +49,9 @@ def source() -> str:
 
 
 def git(*words: str) -> str:
-    asked = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    # No lock of the index for a look: a commit at that moment would fail.
+    command = ["git", "--no-optional-locks", *words]
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return asked.stdout.strip()
 
 

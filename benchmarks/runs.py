@@ -94,6 +94,12 @@ def train_or_resume(run: Path, *training: str, resuming: tuple[str, ...] = ()) -
     if not (run / "run.json").exists():
         forethought("train", *training, "--out", str(run), log=log)
         return
+    require_same(run, *training)
+    forethought("resume", str(run), *resuming, log=log)
+
+
+def require_same(run: Path, *training: str) -> None:
+    """Stops the benchmark at a run whose configuration is not that of these words."""
     rows = diff(RunDirectory.open(run).config(), configuration(*training))
     if rows:
         told = "; ".join(f"{key}: {old} there, {new} here" for key, _, old, new in rows)
@@ -101,7 +107,6 @@ def train_or_resume(run: Path, *training: str, resuming: tuple[str, ...] = ()) -
             f"{run} is not what this benchmark asks for ({told}): move it away, or name another "
             "--out."
         )
-    forethought("resume", str(run), *resuming, log=log)
 
 
 def configuration(*training: str) -> dict[str, Any]:
@@ -156,7 +161,7 @@ def commit_of(run: Path) -> str:
     directory = RunDirectory.open(run)
     resumed = [event for event in directory.events() if event["kind"] == "resumed"]
     commits = [directory.run_json.get("git_commit"), *(e.get("git_commit") for e in resumed)]
-    return ", ".join(dict.fromkeys(map(str, commits)))
+    return ", ".join(dict.fromkeys(commit or "unknown" for commit in commits))
 
 
 def origin(run: Path) -> dict[str, Any]:

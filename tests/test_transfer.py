@@ -287,7 +287,7 @@ def test_a_run_begins_with_another_and_resumes_without_it(many, tmp_path, capsys
     said = capsys.readouterr().err
     assert f"Begins with the weights of {source} at 40 agent steps ({PAIR}):" in said
     assert "obs inputs: 2 of 3 taken" in said
-    assert "env.action_repeat" not in said
+    assert "An action is held" not in said
     shutil.rmtree(source)
     assert cli.main(["resume", str(out), "--steps", "44"]) == 0
     assert load_agent(out).spec.task == SHORT
@@ -298,7 +298,15 @@ def test_steps_of_another_length_are_told(many, tmp_path, capsys):
     words += ["--track.console", "true", "--env.action_repeat", "2"]
     assert cli.main([*words, "--train.init_from", str(many)]) == 0
     said = " ".join(capsys.readouterr().err.split())
-    assert "env.action_repeat is 2 here and was the task's own there" in said
+    assert "An action is held for 2 frames here and was for 1 frame there" in said
+
+
+def test_steps_of_the_same_length_are_not_told(many, tmp_path, capsys):
+    """A number that is the task's own anyway."""
+    words = ["train", "tdmpc2", SHORT, *QUICK, "--out", str(tmp_path / "run")]
+    words += ["--track.console", "true", "--env.action_repeat", "1"]
+    assert cli.main([*words, "--train.init_from", str(many)]) == 0
+    assert "An action is held" not in capsys.readouterr().err
 
 
 def test_the_first_weights_are_those_of_the_other_run(many, tmp_path):

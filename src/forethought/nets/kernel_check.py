@@ -51,6 +51,7 @@ def _results(kernels: Kernels) -> Iterator[tuple[str, Tensor]]:
     frames = torch.randint(0, 256, (2, 4, 30, 30, 1), generator=rng, dtype=torch.uint8)
     grey, offset = FrameLayout(30, 30, 1, True, least=0.0), torch.tensor([[0, 3], [5, 6]])
     yield "images", kernels.images(frames, grey, offset, 3, torch.float32)
+    yield "images in their place", kernels.images(frames, grey, None, 0, torch.float32)
 
     convs = [nn.Conv2d(4, 32, 4, 2), nn.Conv2d(32, 64, 4, 2)]
     wide = nn.Linear(1024, 256)
@@ -63,6 +64,8 @@ def _results(kernels: Kernels) -> Iterator[tuple[str, Tensor]]:
     }
     features = kernels.features(frames, grey, convs, torch.float32)
     yield from with_slopes("convolutions", features, **layers)
+    features = kernels.features(frames.float(), grey, convs, torch.float32)
+    yield from with_slopes("convolutions of floats", features, **layers)
     for rows in (16, 32):  # one of them is C's
         x = numbers(rows, 1024)
         own = {"x": x, "weight": wide.weight, "bias": wide.bias}

@@ -194,7 +194,7 @@ class NativeKernels:
     ) -> Tensor:
         if not (_native(x, pre, weight, bias) and _kept(x, keep)):
             return self.fallback.norm_mish(x, pre, weight, bias, keep, scale)
-        if _wants_gradient(x, weight):
+        if _wants_gradient(x, pre, weight, bias):
             y: Tensor = _NormMish.apply(self.library, x, pre, weight, bias, keep, scale)  # type: ignore[no-untyped-call]
             return y
         x = x.contiguous()
@@ -205,7 +205,7 @@ class NativeKernels:
     ) -> Tensor:
         if not _native(x, pre, weight, bias) or x.shape[-1] % group:
             return self.fallback.norm_simnorm(x, pre, weight, bias, group)
-        if _wants_gradient(x, weight):
+        if _wants_gradient(x, pre, weight, bias):
             y: Tensor = _NormSimNorm.apply(self.library, x, pre, weight, bias, group)  # type: ignore[no-untyped-call]
             return y
         x = x.contiguous()
@@ -236,7 +236,8 @@ class NativeKernels:
         (count, stack), shape = frames.shape[:2], (layout.height, layout.width)
         # Where every value stays in its place, nothing is faster than the tensor operations.
         stays = offset is None and not layout.moves(stack)
-        if stays or not (frames.is_cpu and one_byte and whole and dtype is torch.float32):
+        plain = frames.is_cpu and one_byte and whole and dtype is torch.float32
+        if stays or not (plain and _shifts(offset, count)):
             return self.fallback.images(frames, layout, offset, pad, dtype)
         x = torch.empty((count, *shape, stack * layout.channels))
         offset = None if offset is None else offset.contiguous()
@@ -286,8 +287,15 @@ def _kept(x: Tensor, keep: Tensor | None) -> bool:
     return one_byte and keep.is_cpu and keep.shape == x.shape and keep.is_contiguous()
 
 
-def _wants_gradient(x: Tensor, weight: Tensor) -> bool:
-    return torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+def _shifts(offset: Tensor | None, count: int) -> bool:
+    """Whether C may read where each of so many images begins: two whole numbers of 8 bytes."""
+    if offset is None:
+        return True
+    return offset.is_cpu and offset.dtype is torch.int64 and offset.shape == (count, 2)
+
+
+def _wants_gradient(*inputs: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 
 def _pointer(x: Tensor | None) -> int | None:

@@ -256,8 +256,10 @@ def git_commit(source: Path = Path(__file__).parents[1] / "__init__.py") -> str 
 
 
 def _git(source: Path, *words: str) -> str:
+    # No lock of the index for a look: a commit at that moment would fail.
+    command = ["git", "--no-optional-locks", *words]
     asked = subprocess.run(
-        ["git", *words], cwd=source.parent, capture_output=True, text=True, timeout=5, check=True
+        command, cwd=source.parent, capture_output=True, text=True, timeout=5, check=True
     )
     return asked.stdout.strip()
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from forethought import files
 from forethought.agents.base import Agent
-from forethought.config import ConfigError, RunConfig
+from forethought.config import ConfigError, ForethoughtError, RunConfig
 from forethought.tracking import RunDirectory
+from forethought.training.build import read_config, task_spec
 from forethought.training.checkpoint import Checkpoints
 from forethought.training.contents import told_step
 
@@ -35,13 +36,25 @@ def begin_from(agent: Agent, config: RunConfig) -> None:
         tensors = files.load_tensors(folder / "agent.safetensors")
     task, like = str(about["task"]), config.train.init_task
     agent.notes += agent.begin_with(tensors, task, told, like, meta)
-    held, own = meta.get("config", {}).get("env", {}).get("action_repeat"), config.env.action_repeat
+    held, own = _repeats(read_config(run)), _repeats(config)
     if held != own:
         agent.notes += (
-            f"env.action_repeat is {_or_usual(own)} here and was {_or_usual(held)} there: a step "
-            "of its world may be longer or shorter than here.",
+            f"An action is held for {_in_words(own)} here and was for {_in_words(held)} there: a "
+            "step of its world may be longer or shorter than here.",
         )
 
 
-def _or_usual(action_repeat: int | None) -> str:
-    return "the task's own" if action_repeat is None else str(action_repeat)
+def _repeats(config: RunConfig) -> set[int] | None:
+    """Frames for which the tasks of a run hold an action; None where a task is not to be had."""
+    try:
+        spec = task_spec(config.task, config.env)
+    except ForethoughtError:
+        return None
+    return {task.action_repeat for task in spec.tasks or (spec,)}
+
+
+def _in_words(repeats: set[int] | None) -> str:
+    if repeats is None:
+        return "an unknown number of frames"
+    told = " or ".join(map(str, sorted(repeats)))
+    return f"{told} frame{'' if repeats == {1} else 's'}"

@@ -364,8 +364,8 @@ class DQNConfig:
     1 or 3 channels), else 1."""
     compile: Literal["auto", "off", "kernels"] = "auto"
     """kernels: bytes of stacked images become the network's numbers by C, and the convolutions of
-    nature and the wide layer behind any convolutions are computed by it, the same up to rounding in
-    less time; auto: on a CPU, where there is a C compiler."""
+    nature and a plain wide layer behind any convolutions (not a noisy one, nor IQN's) are computed
+    by it, the same up to rounding in less time; auto: on a CPU, where there is a C compiler."""
 
     def __post_init__(self) -> None:
         def check(name: str, condition: bool, rule: str) -> None:
