@@ -1,6 +1,7 @@
 """Runs of a benchmark, several at a time: what ends one of them ends them all."""
 
 import argparse
+import importlib
 import re
 import signal
 import subprocess
@@ -111,6 +112,17 @@ def test_a_run_of_another_configuration_is_not_taken_for_the_benchmarks(monkeypa
     with pytest.raises(SystemExit, match=r"agent.batch_size: \d+ there, 7 here"):
         runs.train_or_resume(tmp_path / "run", *words, "1")
     assert asked == ["train", "resume"]
+
+
+def test_data_is_the_same_from_wherever_it_is_named(monkeypatch, tmp_path):
+    """A run keeps whole paths of its data, so the benchmark's own words must become whole too."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import runs
+
+    monkeypatch.chdir(tmp_path)
+    task = "multi:dmc:cartpole-swingup,dmc:cup-catch"
+    kept = runs.configuration("tdmpc2", task, "--offline.data", "data/a,data/b")
+    assert kept["offline"]["data"] == f"{tmp_path}/data/a,{tmp_path}/data/b"
 
 
 def test_a_run_that_other_code_resumed_names_both_commits(monkeypatch, tmp_path):
@@ -332,3 +344,28 @@ def test_the_ablation_keeps_a_final_evaluation_with_its_run(monkeypatch, tmp_pat
     assert ablation.final_evaluation(run, 2, 500)["returns"] == [900.0, 900.0]
     with pytest.raises(SystemExit, match="ends at 500 steps, but must at 1000"):
         ablation.final_evaluation(run, 2, 1000)
+
+
+def test_stable_baselines3_plays_pong_in_worker_processes():
+    """Which know the game too; its side of the benchmark ends when nobody asks any more."""
+    pytest.importorskip("stable_baselines3")
+    flags = ["--side=sb3", "--envs=2", "--workers", "--threads=1", "--chunk=8"]
+    script = "import dqn_speed, sys; dqn_speed.FIRST = 16; "
+    script += f"sys.argv[1:] = {flags}; dqn_speed.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=BENCHMARKS,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0.0"]  # the first chunk only warms up
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in BENCHMARKS.glob("*.py")))
+def test_every_benchmark_can_be_imported_and_says_what_it_does(monkeypatch, name):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    module = importlib.import_module(name)
+    assert len(module.__doc__.splitlines()[0]) > 20

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forethought.config import ConfigError
+from forethought.files import FileError
 from forethought.maths import TwoHot
 from forethought.nets import kernels as kernel_module
 from forethought.nets.cache import user_cache
@@ -267,12 +268,63 @@ def test_c_is_given_neither_odd_groups_nor_odd_marks_nor_other_bins() -> None:
         native.norm_simnorm(x.clone(), None, UNITS, UNITS, 5)
     with pytest.raises(RuntimeError):
         native.decode(x, TwoHot())
-    for keep in (torch.rand(4, 32).round(), torch.ones(32, dtype=torch.bool)):
+    apart = torch.rand(32, 4).round().bool().t()  # [4, 32], but not in this order in memory
+    for keep in (torch.rand(4, 32).round(), torch.ones(32, dtype=torch.bool), apart):
         mine, right = (
             kernels.norm_mish(x.clone(), None, UNITS, UNITS, keep, 1.25)
             for kernels in (native, TorchKernels())
         )
         torch.testing.assert_close(mine, right)
+
+
+@pytest.mark.parametrize("learned", ["pre", "bias"])
+@pytest.mark.parametrize(("name", "more"), [("norm_mish", ()), ("norm_simnorm", (8,))])
+def test_what_alone_is_learned_gets_its_gradient(
+    name: str, more: tuple[int, ...], learned: str
+) -> None:
+    native, _ = native_kernels(torch.device("cpu"))
+    if native is None:
+        pytest.skip("no C compiler here")
+    found = []
+    for kernels in (native, TorchKernels()):
+        units = {"pre": UNITS.clone(), "weight": 2 * UNITS, "bias": UNITS.clone()}
+        units[learned].requires_grad_()
+        x = normal(4, 32, dtype=torch.float32)
+        y = getattr(kernels, name)(x, *units.values(), *more)
+        found.append(gradients(y, units[learned])[0])
+    torch.testing.assert_close(found[0], found[1], atol=2e-5, rtol=2e-5)
+    assert found[1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_where_shifted_images_begin_may_be_numbers_of_either_size(dtype: torch.dtype) -> None:
+    native, _ = native_kernels(torch.device("cpu"))
+    if native is None:
+        pytest.skip("no C compiler here")
+    frames = torch.randint(0, 256, (5, 3, 8, 8, 1), dtype=torch.uint8)
+    offset = torch.randint(0, 5, (5, 2)).to(dtype)
+    mine, right = (
+        kernels.images(frames, FrameLayout(8, 8, 1, True), offset, 2, torch.float32)
+        for kernels in (native, TorchKernels())
+    )
+    torch.testing.assert_close(mine, right)
+
+
+@pytest.mark.parametrize(
+    "problem", [AttributeError("undefined symbol: images"), FileError("k.so: no room")]
+)
+def test_a_library_that_cannot_be_used_is_one_sentence_and_a_fallback(
+    monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    def opened(path: Path) -> None:
+        raise problem
+
+    monkeypatch.setattr(kernel_module, "_build", lambda compiler: (Path("k.so"), False))
+    monkeypatch.setattr(kernel_module, "_opened", opened)
+    monkeypatch.setattr(kernel_module.shutil, "which", lambda name: f"/usr/bin/{name}")
+    found, why = _load.__wrapped__()
+    assert found is None
+    assert why == f"The C kernels could not be built ({problem}), so tensor operations are used."
 
 
 C_FUNCTIONS = (

@@ -391,6 +391,13 @@ def test_hostile_words_are_only_words(tmp_path):
     assert HOSTILE in shown.text
 
 
+def test_the_table_of_runs_says_that_code_was_not_as_committed(tmp_path):
+    run = make_run(tmp_path / "a", {100: 1.0})
+    run.update(git_commit="a" * 40 + "+changes")
+    text = page(collect([tmp_path]))
+    assert f"<td>{'a' * 10}+changes</td>" in text and "a" * 11 not in text
+
+
 def test_the_same_runs_give_the_same_page(tmp_path):
     three_seeds(tmp_path)
     assert page(collect([tmp_path])) == page(collect([tmp_path]))

@@ -154,6 +154,8 @@ def test_a_run_is_told_its_schedules_in_agent_steps_and_in_frames():
         "DQN: network minatar, stacks of 4, 1-step returns, noisy factorised, no epsilon, target "
         "copied every 500 updates."
     )
+    greedy = make_agent(options(epsilon={"kind": "none"}), spec=vector_spec())
+    assert "no exploration (neither epsilon nor noisy layers)" in greedy.notes[-1]
 
 
 # Target periods

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forethought.cli import training_asked
+from forethought.config import to_dict
+from forethought.tracking import RunDirectory
 from tests.multi_gamma.agents import (
     AUX,
 )
@@ -93,3 +97,32 @@ def test_the_ablations_picture_has_every_run_and_every_discount(
     assert list(mae.lines[0].get_ydata()) == [100.0, 1.0]
     assert list(ce.lines[0].get_ydata()) == [2.0, 1.0]
     assert (tmp_path / "a.png").stat().st_size > 0
+
+
+def test_the_ablation_reports_no_run_of_another_configuration(
+    ablation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other evaluations, for instance: their curves would be compared with each other."""
+    options = argparse.Namespace(
+        out=tmp_path, steps=1000, eval_every=500, eval_episodes=3, report=True
+    )
+    begun: list[Path] = []
+
+    def train(run: Path, *training: str, resuming: tuple[str, ...]) -> None:
+        config, _ = training_asked(list(training))  # type: ignore[misc]
+        directory = RunDirectory.create(run, to_dict(config), "tdmpc2", config.task, config.seed)
+        directory.update(status="done")
+        begun.append(run)
+
+    monkeypatch.setattr(ablation, "train_or_resume", train)
+    monkeypatch.setattr(ablation, "facts_of", lambda run, options: {})
+    work = ("dmc:reacher-easy", "a1", 2)
+    assert ablation.learn(*work, options) is None
+    options.report = False
+    ablation.learn(*work, options)
+    options.report = True
+    assert ablation.learn(*work, options) == dict(task=work[0], variant="a1", seed=2)
+    options.eval_every = 250
+    with pytest.raises(SystemExit, match=r"eval\.every_agent_steps: 500 there, 250 here"):
+        ablation.learn(*work, options)
+    assert len(begun) == 1

@@ -162,6 +162,15 @@ def test_the_page_of_tdmpc2_has_the_ablation_of_auxiliary_discounts():
             *(f"{costs[f'{name}_percent']:.1f}" for name in ("time", "parameters", "memory")),
         ]
         assert f"| {' | '.join(cells)} |" in text
+    ends = {
+        (task, variant): entry["final_return_minus_a0"]
+        for task, entries in whole["tasks"].items()
+        for variant, entry in entries.items()
+        if variant != "a0"
+    }
+    held = [f"{variant} on `{task}`" for (task, variant), end in ends.items() if end["high"] >= 0]
+    told = f"wholly below 0 in {len(ends) - len(held)} of {len(ends)} cases (all but "
+    assert told + " and ".join(held) + ")" in text
 
 
 def test_the_span_of_scores_in_the_readme_is_that_of_the_seeds():
