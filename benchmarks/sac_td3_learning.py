@@ -51,7 +51,15 @@ def settings(agent: str, task: str, steps: int) -> RunConfig:
         "track": {"console": False},
     }
     layers = [*presets.layers([preset(agent, task)], None, agent), mine]
-    return build_run_config(agent, task, config_class(agent), layers)
+    config = build_run_config(agent, task, config_class(agent), layers)
+    rates = {*vars(config.agent.lr).values()}
+    rates |= {config.agent.entropy.lr} if agent == "sac" else set()
+    if len(rates) > 1:
+        raise SystemExit(
+            f"{preset(agent, task)} has the learning rates {sorted(rates)}, but Stable-Baselines3 "
+            "has one for all: the two sides cannot be compared."
+        )
+    return config
 
 
 def ours(agent: str, task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -94,8 +102,12 @@ def theirs(
         asked.write_text(json.dumps(about))
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         command = [sys.executable, __file__, "--sb3", str(asked), "--write", str(file)]
-        with (options.out / f"{name}.log").open("a") as log:
-            subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+        words = options.out / f"{name}.log"
+        print(f"{name}: {words} tells how far it is", flush=True)
+        with words.open("a") as log:
+            done = subprocess.run(command, env=environment, stdout=log, stderr=log)
+        if done.returncode:
+            raise SystemExit(f"This command failed, {words} has its words: {command}")
     found: dict[str, Any] = json.loads(file.read_text())["result"]
     return found
 
@@ -113,8 +125,6 @@ def learn_with_sb3(about: dict[str, Any]) -> dict[str, Any]:
     agent, steps = about["agent"], about["steps"]
     config = settings(agent, about["task"], steps)
     own, env_id = config.agent, about["task"].removeprefix("gym:")
-    rates = {*vars(own.lr).values(), *([own.entropy.lr] if agent == "sac" else [])}
-    assert len(rates) == 1, f"{rates}: the other side has one rate for all"
     env = gymnasium.make(env_id)
     options: dict[str, Any] = {
         "policy_kwargs": {"net_arch": list(own.hidden), "n_critics": own.critics},

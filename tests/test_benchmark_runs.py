@@ -369,3 +369,18 @@ def test_every_benchmark_can_be_imported_and_says_what_it_does(monkeypatch, name
     monkeypatch.syspath_prepend(BENCHMARKS)
     module = importlib.import_module(name)
     assert len(module.__doc__.splitlines()[0]) > 20
+
+
+@pytest.mark.parametrize("agent", ["sac", "td3"])
+def test_sb3_is_not_compared_where_it_cannot_have_our_learning_rates(monkeypatch, agent):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import sac_td3_learning
+
+    def own(value):
+        return lambda *given: [{"agent": {"lr": {"actor": value, "critic": 1e-3}}}]
+
+    task = "gym:Pendulum-v1"
+    assert sac_td3_learning.settings(agent, task, 100).agent.lr.actor > 0  # as the presets are
+    monkeypatch.setattr(sac_td3_learning.presets, "layers", own(2e-3))
+    with pytest.raises(SystemExit, match=r"pendulum has the learning rates .*cannot be compared"):
+        sac_td3_learning.settings(agent, task, 100)
