@@ -1,21 +1,13 @@
 """Figures of learning, resumes and speed on the pages are those of docs/results."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.pages.figures import ROOT, commit_of, mean, result, row, span, three_seeds
+
 TDMPC2 = ROOT / "docs" / "agents" / "tdmpc2.md"
-
-
-def result(name: str) -> dict[str, Any]:
-    """A file of docs/results."""
-    return json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-
-
 LEARNING = result("learning_tdmpc2_small")
 KINDS = ("cartpole", "lander", "breakout", "pixels")
 """Of benchmarks/learning_kinds.py; the kind `offline` has a table of its own."""
@@ -33,17 +25,6 @@ def rows_of_tasks(page: Path) -> dict[str, list[str]]:
             assert task not in found, f"{task} stands twice in {page.name}"
             found[task.strip("`")] = cells
     return found
-
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def commit_of(runs: list[dict[str, Any]]) -> str:
-    """The beginning of the one commit that made all runs of a figure, unchanged."""
-    (commit,) = {run["commit"] for run in runs}
-    assert re.fullmatch(r"[0-9a-f]{40}", commit), f"made by {commit}"
-    return commit[:7]
 
 
 FILES = sorted(path.stem for path in (ROOT / "docs" / "results").glob("*.json"))
@@ -89,25 +70,13 @@ def test_the_page_of_tdmpc2_has_every_seed_of_the_learning_runs():
 def test_the_page_of_tdmpc2_has_every_seed_of_every_kind_of_task(kind):
     """| task | its seeds | their mean | its interval | random play's interval | the aim |"""
     found = result(f"learning_{kind}")
-    assert [run["seed"] for run in found["runs"]] == [1, 2, 3]
-    for run in found["runs"]:
-        assert len(run["returns"]) == 20
-        assert run["return_mean"] == pytest.approx(mean(run["returns"]))
-    spans = [
-        " to ".join(f"{x:.1f}" for x in found[key])
-        for key in ("interval_over_seeds", "random_interval")
-    ]
-    seeds = [f"{run['return_mean']:.1f}" for run in found["runs"]]
-    cells = [f"`{found['task']}`", *seeds, f"{found['return_mean']:.1f}", *spans, str(found["aim"])]
+    seeds = three_seeds(found["runs"], episodes=20)
+    spans = [span(found[key]) for key in ("interval_over_seeds", "random_interval")]
     text = TDMPC2.read_text(encoding="utf-8")
-    assert f"| {' | '.join(cells)} |" in text
+    told = row(f"`{found['task']}`", *seeds, f"{found['return_mean']:.1f}", *spans, found["aim"])
+    assert told in text
     assert f"at most {found['most_minutes']:.1f} minutes" in text
     assert f"commit {commit_of(found['runs'])}" in text
-
-
-def span(found: dict[str, Any], key: str) -> str:
-    low, high = found[key]
-    return f"{low:.1f} to {high:.1f}"
 
 
 def test_the_page_of_tdmpc2_has_every_seed_of_two_tasks_from_recorded_data():
@@ -115,21 +84,18 @@ def test_the_page_of_tdmpc2_has_every_seed_of_two_tasks_from_recorded_data():
     whole, text = result("learning_offline"), TDMPC2.read_text(encoding="utf-8")
     assert list(whole["tasks"]) == ["dmc:cartpole-swingup", "dmc:cup-catch"]
     for task, found in whole["tasks"].items():
-        assert [run["seed"] for run in found["runs"]] == [1, 2, 3]
-        for run in found["runs"]:
-            assert len(run["returns"]) == 20
-            assert run["return_mean"] == pytest.approx(mean(run["returns"]))
+        seeds = three_seeds(found["runs"], episodes=20)
         recorded = mean([run["recorded"] for run in found["runs"]])
         assert found["aim"] == pytest.approx(0.8 * recorded)
-        cells = [
+        told = row(
             f"both: `{task}`",
-            *(f"{run['return_mean']:.1f}" for run in found["runs"]),
+            *seeds,
             f"{found['return_mean']:.1f}",
-            *(span(found, key) for key in ("interval_over_seeds", "random_interval")),
+            *(span(found[key]) for key in ("interval_over_seeds", "random_interval")),
             f"{recorded:.1f}",
             f"{found['aim']:.1f}",
-        ]
-        assert f"| {' | '.join(cells)} |" in text
+        )
+        assert told in text
     minutes = max(found["most_minutes"] for found in whole["tasks"].values())
     assert f"at most {minutes:.1f} minutes" in text
     (made,) = {commit_of(found["runs"]) for found in whole["tasks"].values()}
@@ -146,22 +112,19 @@ def test_the_page_of_tdmpc2_has_the_ablation_of_auxiliary_discounts():
         for variant, entry in entries.items():
             gain = entry.get("auc_gain_percent")
             told = "" if gain is None else "{mean:+.1f} ({low:+.1f} to {high:+.1f})".format(**gain)
-            cells = [
+            cells = row(
                 f"`{task}`",
                 variant,
                 f"{entry['auc']['mean']:.1f}",
                 told,
                 f"{entry['final_return']['mean']:.1f}",
                 f"{entry['auc']['seed_std']:.1f}",
-            ]
-            assert f"| {' | '.join(cells)} |" in text
+            )
+            assert cells in text
     for variant, found in whole["verdict"]["variants"].items():
         costs = found["overhead"]
-        cells = [
-            variant,
-            *(f"{costs[f'{name}_percent']:.1f}" for name in ("time", "parameters", "memory")),
-        ]
-        assert f"| {' | '.join(cells)} |" in text
+        parts = (f"{costs[f'{name}_percent']:.1f}" for name in ("time", "parameters", "memory"))
+        assert row(variant, *parts) in text
     ends = {
         (task, variant): entry["final_return_minus_a0"]
         for task, entries in whole["tasks"].items()
@@ -226,20 +189,6 @@ def test_the_readme_says_of_a_resume_what_was_measured():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "500 + 500 steps against 1000" in text
     assert f"differs by up to {difference:.2f} in a parameter" in text
-
-
-def test_the_page_of_dqn_tells_the_measured_speed():
-    found = result("dqn_speed")
-    summary, text = found["summary"], (ROOT / "docs" / "agents" / "dqn.md").read_text("utf-8")
-    envs = summary["sb3_faster_envs"]
-    told = [
-        f"Here {summary['ours_median']:.1f} decisions a second",
-        f"there {summary[f'sb3_{envs}_envs_median']:.1f} with {envs} environments",
-        f"{summary['ratio_median']:.2f} times as many (median of {len(found['rounds'])} rounds",
-        f"{summary['ratio_lowest']:.2f} in the worst",
-        f"{found['date_utc'][:10]}, commit {found['commit'][:7]}",
-    ]
-    assert [words for words in told if words not in text] == []
 
 
 def test_the_page_of_datasets_tells_the_measured_speed():
