@@ -62,6 +62,7 @@ def main() -> None:
             "env_frames": frames,
         }
         beside["return_mean"] = score
+        beside["seeds"] = other.seeds[other.frames.index(frames)]
         print(f"{other.label} at {frames:,} frames: {score:.1f} ({other.source})")
     if not trial:
         about = {"task": options.task, "preset": PRESET, "agent_steps": STEPS}

@@ -384,3 +384,36 @@ def test_sb3_is_not_compared_where_it_cannot_have_our_learning_rates(monkeypatch
     monkeypatch.setattr(sac_td3_learning.presets, "layers", own(2e-3))
     with pytest.raises(SystemExit, match=r"pendulum has the learning rates .*cannot be compared"):
         sac_td3_learning.settings(agent, task, 100)
+
+
+def test_sb3_and_ours_have_the_same_loss_of_the_temperature(monkeypatch):
+    """Stable-Baselines3 multiplies by log alpha; the presets by alpha, as the paper does."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import sac_td3_learning
+
+    asked = []
+    monkeypatch.setattr(
+        sac_td3_learning, "train_or_resume", lambda run, *words: asked.extend(words)
+    )
+    found = {"return_mean": 1.0, "returns": [1.0], "seeds": [1], "random_return_mean": 0.0}
+    monkeypatch.setattr(sac_td3_learning, "evaluated", lambda *given: found)
+    monkeypatch.setattr(sac_td3_learning, "commit_of", lambda run: "")
+    monkeypatch.setattr(sac_td3_learning, "curve", lambda run: [])
+    options = types.SimpleNamespace(steps=100, out=Path(), episodes=1)
+    sac_td3_learning.ours("sac", "gym:Pendulum-v1", 1, options)
+    assert asked[asked.index("--agent.entropy.loss") + 1] == "log_alpha"
+    compared = sac_td3_learning.settings("sac", "gym:Pendulum-v1", 100)
+    assert compared.agent.entropy.loss == "log_alpha" and compared.agent.entropy.lr == 1e-3
+
+
+def test_ours_beside_sb3_is_judged_by_its_interval_and_by_its_least_seed(monkeypatch):
+    """Student's t for three seeds: 12 - 4.303 * 2 / sqrt(3) = 7.03."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import sac_td3_learning as script
+
+    other = script.joined([{"return_mean": score} for score in (10.0, 12.0, 14.0)])
+    found = []
+    for ours in (7.0, 8.0, 10.0):
+        mine = script.joined([{"return_mean": ours}] * 3)
+        found.append(list(script.verdict({"ours": mine, "sb3": other}).values()))
+    assert found == [[False, False], [True, False], [True, True]]
