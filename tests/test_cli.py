@@ -551,3 +551,13 @@ def test_an_agent_is_made_for_environments_with_its_options():
         forethought.make_agent("tdmpc2", env, horizn=5)
     with pytest.raises(ConfigError, match="make_agent was given 'gym:Pendulum-v1', but takes"):
         forethought.make_agent("tdmpc2", "gym:Pendulum-v1")
+
+
+def test_warnings_are_sentences_also_after_a_library_has_logged(tmp_path):
+    """Python's own `logging.warning` sets up a form of its own, which dm_control does by and by."""
+    script = (
+        "import logging; from forethought import cli; cli.main(['--version']); "
+        "logging.warning('theirs'); logging.getLogger('forethought').warning('A sentence.')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stderr.splitlines() == ["theirs", "A sentence."]

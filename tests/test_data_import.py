@@ -51,6 +51,8 @@ def test_chunks_become_a_dataset_of_several_tasks(tmp_path):
     for number, columns in enumerate(parts):
         write_chunk(folder / f"chunk_{number}.pt", columns)
     import_dataset(folder, tmp_path / "out", tasks=NAMES)
+    with pytest.raises(DatasetError, match=r"out is a dataset already: give it to --offline\.data"):
+        import_dataset(tmp_path / "out", tmp_path / "again")
     dataset = verify(tmp_path / "out")
     assert [task.name for task in dataset.tasks] == NAMES
     assert [task.spec.observation_space.shape for task in dataset.tasks] == [(5,), (2,)]

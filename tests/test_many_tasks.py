@@ -257,6 +257,8 @@ def test_an_agent_of_many_tasks_wants_to_know_which_one():
         agent.act(np.zeros(3, np.float32), info={"task": np.array([0, 1])})
     with pytest.raises(ForethoughtError, match=r"plays 2 tasks, .* act\(obs, task=NAME\)"):
         agent.act(np.zeros(3, np.float32))
+    with pytest.raises(ForethoughtError, match=r"have \(3,\), padded .* act\(obs, task=NAME\)"):
+        agent.act(np.zeros(2, np.float32))
     with pytest.raises(ForethoughtError, match="needs to know which one"):
         agent.model.encode(torch.zeros(1, 3))
 
@@ -280,15 +282,25 @@ def test_a_task_that_does_not_fit_is_told():
     agent = make_agent(spec=make_spec())
     with pytest.raises(ConfigError, match=r"Did you mean gym:tests\.many_tasks:tasks/Long-v0"):
         agent.act(np.zeros(3), task="gym:tests.many_tasks:tasks/Lnog-v0")
-    for number in (2, -1):
-        with pytest.raises(ConfigError, match="there are 2 tasks, counted from 0"):
-            agent.act(np.zeros(3), task=number)
+    for number in (2, -1, 1.0, True, None, "x", np.float32(1)):
+        told = pytest.raises(ConfigError, match="there are 2 tasks, counted from 0")
+        with told:
+            agent.act(np.zeros(3, np.float32), info={"task": number})
+        if not isinstance(number, str | None):  # a name, and no task at all
+            with told:
+                agent.act(np.zeros(3), task=number)
     with pytest.raises(
         ConfigError, match=r"has shape \(3,\), but that of .*Short-v0 alone has \(2"
     ):
         agent.act(np.zeros(3), task=0)
     with pytest.raises(ConfigError, match="task is 0, but there is one task, stub"):
         make_agent().act(np.zeros(5), task=0)
+
+
+@pytest.mark.parametrize("terminating", [(), (0,), (1,), (0, 1)])
+def test_tasks_are_episodic_together_where_one_of_them_terminates(terminating):
+    own = [replace(one, terminates=i in terminating) for i, one in enumerate(make_spec().tasks)]
+    assert multi.joint_spec(OWN, tuple(own)).terminates is bool(terminating)
 
 
 def test_size_19_has_the_official_latent_of_30_tasks():

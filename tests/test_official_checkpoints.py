@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import stat
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -229,12 +230,23 @@ def rewritten(path: Path, rename: Any = lambda name: name, compress: int = 0) ->
             archive.writestr(rename(name), content)
 
 
-def test_case_07_an_archive_with_names_that_lead_out_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["../../data/0", "..\\..\\data", "/data/0"])
+def test_case_07_an_archive_with_names_that_lead_out_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "agent.pt"
     OfficialNetworks.random(OBS, ACTION).save(path, "newest")
-    rewritten(path, lambda name: name.replace("data/0", "../../data/0"))
-    refusal(path, "an archive that torch.save did not write")
+    rewritten(path, lambda old: name if old.endswith("/data/0") else old)
+    refusal(path, "lies outside: refused")
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_case_07_an_archive_with_a_link_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "agent.pt"
+    OfficialNetworks.random(OBS, ACTION).save(path, "newest")
+    with zipfile.ZipFile(path, "a") as archive:
+        link = zipfile.ZipInfo(f"{archive.namelist()[0].partition('/')[0]}/link")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+    refusal(path, "which is a link")
 
 
 def test_a_compressed_archive_which_could_be_a_bomb_is_refused(tmp_path: Path) -> None:
@@ -341,6 +353,9 @@ def many(path: Path, layout: str = "newest", **options: Any) -> OfficialNetworks
     """mt30 with observations of 9 numbers and actions of 3, of which these two have 1 and 2."""
     options = {"tasks": 30, "task_dim": 8, **options}
     networks = OfficialNetworks.random(9, 3, **options)
+    if networks.embedding is not None:
+        networks.embedding.mul_(10)  # longer than 1, to which the official code cuts them
+        assert networks.embedding.norm(dim=-1).max() > 1
     if networks.masks is not None and options["tasks"] == 30:
         for task, width in ((SWINGUP, 1), (REACHER, 2)):
             networks.masks[MT30.index(task), width:] = 0

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from forethought.config import ConfigError, EpisodeReplayConfig, TransitionReplayConfig
 from forethought.data import Dataset, OfflineReplay, from_gym_steps, write_dataset
+from forethought.files import FileError
 from forethought.replay import Replay, ReplayError
 from forethought.spaces.spec import Column, EnvSpec
 from tests.data_stubs import TASK_COLUMN, episode_rows, make_dataset, spec, stamp
@@ -166,7 +167,22 @@ def test_one_task_of_a_padded_dataset_is_cut_to_its_own_width(tmp_path):
     batch = replay.sample(50)
     assert batch.obs.shape == (4, 50, 2) and batch.action.shape == (3, 50, 1)
     assert {episode for episode, _ in where(batch)} == {0, 2}
-    assert replay.left_out == 2 and "2 others are left out" in replay.describe()
+    assert (
+        replay.left_out == 2
+        and "2 more of other tasks or splits, or too short" in replay.describe()
+    )
+
+
+def test_data_that_is_read_into_memory_has_every_checksum_compared(tmp_path):
+    """A reward that is another number is still a number; only its checksum tells."""
+    place = make_dataset(tmp_path / "d", (6, 7))
+    column = next(place.glob("*/reward.npy"))
+    content = bytearray(column.read_bytes())
+    content[-4] ^= 1  # of the last number's lowest byte
+    column.write_bytes(content)
+    assert replay_of(Dataset.open(place), storage="mapped").rows
+    with pytest.raises(FileError, match=r"reward\.npy"):
+        replay_of(Dataset.open(place), storage="memory")
 
 
 def test_held_out_episodes_are_never_drawn(tmp_path):

@@ -23,11 +23,13 @@ from forethought.config import (
     TransitionReplayConfig,
     build_run_config,
 )
+from forethought.data import Dataset
 from forethought.envs import make_env
 from forethought.replay import Replay
 from forethought.replay.rows import LIFE_LOST
 from forethought.seeding import Streams
 from forethought.spaces.spec import Column
+from tests.data_stubs import make_dataset, spec
 from tests.tdmpc2_agents import ACTION, CONFIG, OBS, TINY, make_batch, make_spec
 
 LENGTHS = [1, 2, 3, 3, 1, 2, 3, 2]
@@ -246,3 +248,13 @@ def test_it_is_refused_where_it_cannot_be() -> None:
         TDMPC2Config(past_ends=True, episodic=False)
     with pytest.raises(ConfigError, match=r"agent\.past_ends .*whole slices"):
         agent().learn_from([])
+
+
+def test_recorded_data_has_whole_slices_whatever_the_agent_would_draw_itself(tmp_path) -> None:
+    mine = replace(CONFIG, model=TINY, past_ends=None)
+    replay = TransitionReplayConfig(capacity_rows=500)
+    one = TDMPC2(spec(), mine, replay, streams=Streams(1), device=torch.device("cpu"))
+    assert one.past_ends
+    one.learn_from([Dataset.open(make_dataset(tmp_path / "d"))])
+    assert not one.past_ends
+    assert one._tensors(one.replay.sample(4)).present is None

@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from forethought import files
 from forethought.clock import Clock
-from forethought.config import ConfigError, TrainConfig
+from forethought.config import ConfigError, EnvConfig, TrainConfig
 from forethought.envs import spec_of
 from forethought.files import FileError
 from forethought.seeding import Streams
@@ -200,6 +200,15 @@ def test_the_last_words_of_a_run_have_thousands_commas(tmp_path, capsys):
     stopped, diverged = capsys.readouterr().err.splitlines()
     assert stopped.startswith("Stopped at 1,234,567 agent steps, 2,000 updates. Continue with: ")
     assert diverged.startswith("Diverged at 1,234,567 agent steps; see ")
+
+
+@pytest.mark.parametrize(("limit", "lines"), [(None, 0), (1234, 1)])
+def test_a_run_tells_at_its_start_where_episodes_end_other_than_the_task_says(limit, lines):
+    """The preset debug says 50, which may be more than the task's own."""
+    trainer = SimpleNamespace(config=SimpleNamespace(env=EnvConfig(max_episode_steps=limit)))
+    told = telling._limits(trainer)
+    assert len(told) == lines
+    assert all("Episodes end after 1,234 decisions" in line for line in told)
 
 
 UNITS = {"agent_steps": "agent steps", "env_frames": "frames", "updates": "updates"}

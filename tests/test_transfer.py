@@ -11,11 +11,13 @@ import torch
 from gymnasium import spaces
 
 from forethought import cli
+from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.gammas import MultiGammaConfig
 from forethought.agents.tdmpc2.transfer import Source, transfer
-from forethought.config import ConfigError
+from forethought.config import ConfigError, build_run_config
 from forethought.envs import multi, spec_of
 from forethought.training.build import load_agent
+from forethought.training.init_from import action_repeats, different_lengths
 from tests.discrete_actions import SPACE, discrete_agent
 from tests.tdmpc2_agents import CONFIG, TINY, make_agent, make_spec
 
@@ -299,6 +301,27 @@ def test_steps_of_another_length_are_told(many, tmp_path, capsys):
     assert cli.main([*words, "--train.init_from", str(many)]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "An action is held for 2 frames here and was for 1 frame there" in said
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "sentence"),
+    [
+        ({"a": 1, "b": 2}, {"b": 2}, None),  # as that very task was
+        ({"b": 2}, {"a": 1, "b": 2}, "for 1 frame here and was for 2 frames there"),
+        ({"a": 1, "b": 2}, {"a": 2}, "for 2 frames here and was for 1 frame there"),
+        ({"a": 1, "b": 2}, {"c": 2}, None),  # a new one, as one of those there
+        ({"a": 1, "b": 2}, {"c": 4}, "for 4 frames here and was for 1 or 2 frames there"),
+        ({}, {"a": 1}, "for 1 frame here and was for an unknown number of frames there"),
+    ],
+)
+def test_lengths_of_steps_are_compared_task_by_task(there, here, sentence):
+    told = different_lengths(there, here)
+    assert told is None if sentence is None else sentence in told
+
+
+def test_every_task_of_several_has_a_length():
+    config = build_run_config("tdmpc2", PAIR, TDMPC2Config, [{"env": {"action_repeat": 3}}])
+    assert action_repeats(config) == {SHORT: 3, LONG: 3}
 
 
 def test_steps_of_the_same_length_are_not_told(many, tmp_path, capsys):

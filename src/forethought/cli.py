@@ -9,6 +9,7 @@ docstrings of the fields.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -157,6 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; what a person can cause is one sentence."""
     tokens = list(sys.argv[1:] if argv is None else argv)
     code = 0
+    _warn_in_sentences()
     try:
         if tokens[:1] == ["--version"]:
             from importlib.metadata import version
@@ -181,6 +183,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise  # nothing that a person named, or in the middle of a training
         print(f"{error.filename} cannot be used: {error.strerror}.", file=sys.stderr)
         return 1
+
+
+def _warn_in_sentences() -> None:
+    """Warnings are the sentence alone, also after a library has logged by itself: then Python would
+    put level and logger before every sentence of ours."""
+    root = logging.getLogger()
+    if not root.handlers and logging.lastResort is not None:
+        root.addHandler(logging.lastResort)
 
 
 def _train(tokens: list[str]) -> int:

@@ -210,6 +210,15 @@ def test_case_07_hdf5_that_reaches_into_other_files_is_refused(tmp_path, kind):
     refused(folder, tmp_path / "out", "observations", "refused, and nothing was written")
 
 
+def test_a_column_of_terabytes_that_nobody_wrote_is_refused(tmp_path):
+    """HDF5 takes no place for them, and would ask main memory for all."""
+    folder = write_minari(tmp_path / "m", [minari_episode(5)], **BOX)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_0"]["rewards"]
+        file["episode_0"].create_dataset("rewards", (2**40,), np.float64, chunks=(1024,))
+    refused(folder, tmp_path / "out", "/episode_0/rewards says that it has 8,796,093,022,208 bytes")
+
+
 def test_case_07_an_episode_that_is_a_link_is_refused(tmp_path):
     folder = write_minari(tmp_path / "m", [minari_episode(5)], **BOX, total_episodes=2)
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:

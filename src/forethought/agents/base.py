@@ -142,9 +142,10 @@ class Agent(ABC):
             ) from error
         found = {path: tuple(np.shape(leaf)[1:]) for path, leaf in nested.flatten(batch).items()}
         if found != self._observation_shapes:
+            several = ", padded to the widest; of one task's own, name it: act(obs, task=NAME)"
             raise ForethoughtError(
                 f"An observation of shape {found.get('', found)} was given, but those of "
-                f"{self.spec.task} have {own}: {AS_RETURNED}."
+                f"{self.spec.task} have {own}{several if self.spec.tasks else ''}: {AS_RETURNED}."
             )
         return batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeGuard
 
@@ -61,11 +61,16 @@ def _zip_members(path: Path) -> list[zipfile.ZipInfo]:
             members = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
         raise DatasetError(f"{path} is damaged: it is no zip archive ({error}).") from error
+    check_members(path, members)
+    return members
+
+
+def check_members(path: Path, members: Sequence[zipfile.ZipInfo]) -> None:
+    """Refuse members of a zip archive that lead out of it, by name or as links."""
     _check_names(path, (member.filename for member in members))
     for member in members:
         if stat.S_ISLNK(member.external_attr >> 16):
             raise _outside(path, member.filename, "is a link")
-    return members
 
 
 def _check_tar(path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from forethought.config import ConfigError, unknown
 from forethought.data.archives import refuse_archive
 from forethought.data.dataset import Dataset
-from forethought.data.layout import DatasetError
+from forethought.data.layout import META, DatasetError
 from forethought.data.minari import METADATA, import_minari
 from forethought.data.tdmpc2_chunks import import_tdmpc2
 from forethought.data.writer import check_share
@@ -58,6 +58,8 @@ def detect(source: Path) -> str:
         return "tdmpc2"
     if source.is_file():
         refuse_archive(source)
+    if (source / META).is_file():
+        raise DatasetError(f"{source} is a dataset already: give it to --offline.data as it is.")
     raise DatasetError(
         f"{source} is neither a Minari folder (data/{METADATA} and data/main_data.hdf5) nor "
         "TD-MPC2 chunks (*.pt): refused, and nothing was run or written."

@@ -33,6 +33,10 @@ from forethought.spaces.spec import EnvSpec
 
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
 MAX_EPISODES = 10_000_000
+MOST_PACKED = 2_000
+"""Bytes of a column for each that the file holds: gzip, HDF5's own, makes 1,032 of one at most."""
+MOST_UNWRITTEN_BYTES = 1_000_000
+"""HDF5 gives zeros for chunks that nobody wrote, terabytes of them for nothing."""
 
 
 def import_minari(
@@ -181,6 +185,11 @@ class _Episode:
             raise DatasetError(
                 f"{self.path}: {found.name} is of type {found.dtype} (text, or pictures as JPEG), "
                 "which is not imported."
+            )
+        if found.nbytes > MOST_PACKED * found.id.get_storage_size() + MOST_UNWRITTEN_BYTES:
+            raise DatasetError(
+                f"{self.path}: {found.name} says that it has {found.nbytes:,} bytes, but the file "
+                f"holds {found.id.get_storage_size():,} of them: refused, and nothing was written."
             )
         values: NDArray[Any] = found[()]
         return values

@@ -113,7 +113,11 @@ class OfflineReplay:
     def describe(self) -> str:
         """What is drawn from, in words."""
         told = ", ".join(f"{task} {count:,}" for task, count in self.episodes_per_task.items())
-        without = f" ({self.left_out:,} others are left out)" if self.left_out else ""
+        without = (
+            f" ({self.left_out:,} more of other tasks or splits, or too short)"
+            if self.left_out
+            else ""
+        )
         place = "in main memory"
         if self.storage == "mapped":
             place = "mapped from the disk, where 'forethought data verify' checks every byte"

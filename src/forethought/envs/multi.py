@@ -7,6 +7,7 @@ name. Member i of a vector plays task i modulo their number. Limits and repeats 
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import gymnasium
@@ -99,9 +100,21 @@ def one_of(spec: EnvSpec, task: str | int) -> tuple[int, EnvSpec]:
         if task not in names:
             raise unknown("task", task, names, f"There are {', '.join(names)}.")
         task = names.index(task)
-    if not 0 <= task < len(names):
-        raise ConfigError(f"task is {task}, but there are {len(names)} tasks, counted from 0.")
-    return int(task), spec.tasks[task]
+    number = number_of(task, spec)
+    return number, spec.tasks[number]
+
+
+def number_of(task: Any, spec: EnvSpec) -> int:
+    """A number that somebody else gave for one of the tasks, if it is one: -1 would be the last."""
+    try:
+        number = -1 if isinstance(task, bool) else operator.index(task)
+    except TypeError:
+        number = -1
+    if not 0 <= number < len(spec.tasks):
+        raise ConfigError(
+            f"task is {task!r}, but there are {len(spec.tasks)} tasks, counted from 0."
+        )
+    return number
 
 
 def padded(obs: Any, own: EnvSpec, spec: EnvSpec) -> NDArray[np.float32]:

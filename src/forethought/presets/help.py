@@ -24,7 +24,7 @@ def wanted(tokens: Sequence[str]) -> bool:
 
 
 ABOUT = "Agents that learn a model of their world, plan in it, and are checked."
-EXAMPLE = "train tdmpc2 dmc:cartpole-swingup --preset tdmpc2_small --seed 1"
+EXAMPLE = "train tdmpc2 dmc:cartpole-swingup --preset tdmpc2_small --seed 1 --steps 50000"
 
 
 def show_overview(
@@ -46,7 +46,7 @@ def show_overview(
     console.print(f"usage: [bold]{program}[/] COMMAND ...   (COMMAND --help explains each)\n")
     console.print(f"{purpose}\n")
     console.print(Panel(table, title="commands", title_align="left", border_style="dim"))
-    console.print(f"\n{program} {example}")
+    console.print(f"\n{program} {example}", soft_wrap=True)  # to be copied as one line
     return 0 if stream is sys.stdout else 2
 
 
@@ -100,7 +100,9 @@ def _for_help(parts: list[Any]) -> Any:
             else:
                 values[name] = value
                 word = isinstance(part, conf.RunConfig) and name in ("agent_name", "task", "agent")
-                marker: Any = tyro.conf.arg(help=texts.get(name))
+                # tyro would write "(default: )".
+                hint = "(default: none)" if value == () else None
+                marker: Any = tyro.conf.arg(help=texts.get(name), help_behavior_hint=hint)
                 if word:  # or not known yet
                     marker = tyro.conf.Suppress
                 annotation = Annotated[annotation, marker]

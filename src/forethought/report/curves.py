@@ -33,6 +33,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0609c", "#c28100", "#3d9bd1")
 VARIABLES = {INK: "--ink", FAINT: "--faint", **{c: f"--c{i}" for i, c in enumerate(PALETTE)}}
 """Colours that an SVG takes from the page's CSS, so that it suits a light and a dark page."""
 WIDTH, HEIGHT = 8.4, 4.8  # inches of one panel
+TITLE = 44  # letters that fit above a panel
 FEW_POINTS = 12  # up to here each evaluation is a dot
 LINES = {"-": "", (0, (5, 2)): "dashed", (0, (1, 1.2)): "dotted", (0, (6, 2, 1, 2)): "dash-dotted"}
 """Lines of the groups after the first round of colours, and of the rounds after it, in words."""
@@ -97,7 +98,8 @@ def learning_curves(collection: Collection, task: str | None = None) -> Figure:
             axes = figure.add_subplot(rows, columns, place + 1)
             _draw_task(axes, name, collection.tasks[name], looks)
             if task is None:
-                axes.set_title(name, loc="left", weight="bold", fontsize=17, pad=10 + 16 * lines)
+                title = name if len(name) <= TITLE else f"{name[: TITLE - 4]} ..."
+                axes.set_title(title, loc="left", weight="bold", fontsize=17, pad=10 + 16 * lines)
         # The right third of a panel belongs to the names of its lines.
         wide, high = WIDTH * columns, HEIGHT * rows
         figure.subplots_adjust(

@@ -6,6 +6,7 @@ run's own. Once it has a checkpoint, a resume needs the other run no more.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from forethought import files
@@ -36,25 +37,38 @@ def begin_from(agent: Agent, config: RunConfig) -> None:
         tensors = files.load_tensors(folder / "agent.safetensors")
     task, like = str(about["task"]), config.train.init_task
     agent.notes += agent.begin_with(tensors, task, told, like, meta)
-    held, own = _repeats(read_config(run)), _repeats(config)
-    if held != own:
-        agent.notes += (
-            f"An action is held for {_in_words(own)} here and was for {_in_words(held)} there: a "
-            "step of its world may be longer or shorter than here.",
-        )
+    unequal = different_lengths(action_repeats(read_config(run)), action_repeats(config))
+    agent.notes += () if unequal is None else (unequal,)
 
 
-def _repeats(config: RunConfig) -> set[int] | None:
-    """Frames for which the tasks of a run hold an action; None where a task is not to be had."""
+def different_lengths(held: Mapping[str, int], own: Mapping[str, int]) -> str | None:
+    """A sentence, where actions were held for other numbers of frames. A task that both have must
+    be as it was there; a new one, as any of those there."""
+    other = {
+        task: repeat
+        for task, repeat in own.items()
+        if repeat not in ([held[task]] if task in held else held.values())
+    }
+    if not other and (own or not held):
+        return None
+    there = {held[task] for task in other if task in held} or set(held.values())
+    return (
+        f"An action is held for {_in_words(set(other.values()))} here and was for "
+        f"{_in_words(there)} there: a step of its world may be longer or shorter than here."
+    )
+
+
+def action_repeats(config: RunConfig) -> dict[str, int]:
+    """By task, the frames for which a run holds an action; none where they are not to be had."""
     try:
         spec = task_spec(config.task, config.env)
     except ForethoughtError:
-        return None
-    return {task.action_repeat for task in spec.tasks or (spec,)}
+        return {}
+    return {task.task: task.action_repeat for task in spec.tasks or (spec,)}
 
 
-def _in_words(repeats: set[int] | None) -> str:
-    if repeats is None:
+def _in_words(repeats: set[int]) -> str:
+    if not repeats:
         return "an unknown number of frames"
     told = " or ".join(map(str, sorted(repeats)))
     return f"{told} frame{'' if repeats == {1} else 's'}"

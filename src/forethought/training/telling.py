@@ -26,6 +26,7 @@ def say_hello(trainer: Trainer, checkpoint: Path | None) -> None:
         f"{agent.log_architecture()['total']:,} parameters on {agent.device}; replay: "
         f"{agent.replay.describe()}",
         *agent.notes,
+        *_limits(trainer),
         *_units(trainer),
     ]
     if checkpoint is not None:
@@ -56,6 +57,18 @@ def _units(trainer: Trainer) -> list[str]:
     return [
         f"{steps:,} agent steps are {round(steps * repeat):,} frames ({repeat:g} each) and "
         f"{updates:,} updates ({', then '.join(parts)}{after})."
+    ]
+
+
+def _limits(trainer: Trainer) -> list[str]:
+    """That episodes do not end where the task would end them: a preset may have said so."""
+    env = trainer.config.env
+    cut = env.max_episode_steps
+    if cut is None:
+        return []
+    return [
+        f"Episodes end after {cut:,} decisions at most (env.max_episode_steps), whatever the "
+        "task's own limit is."
     ]
 
 

@@ -15,6 +15,7 @@ from forethought.agents.tdmpc2.config import TDMPC2Config
 from forethought.agents.tdmpc2.model import WorldModel
 from forethought.agents.tdmpc2.noise import PlanNoise
 from forethought.config import ForethoughtError
+from forethought.envs import multi
 from forethought.planning.categorical import CategoricalPlan
 from forethought.planning.mppi import Plan
 from forethought.replay.stacks import FrameStacker
@@ -185,7 +186,7 @@ def tasks_of(info: Sequence[dict[str, Any]], spec: EnvSpec, device: torch.device
             "info['task'] holds the tasks of several environments, but must be the number of one: "
             "act(obs, info=...) is for one environment, act_batch for those of make_env."
         )
-    return torch.tensor([int(own["task"]) for own in info], device=device)
+    return torch.tensor([multi.number_of(own["task"], spec) for own in info], device=device)
 
 
 def legal_of(info: Sequence[dict[str, Any]], spec: EnvSpec, device: torch.device) -> Tensor | None:

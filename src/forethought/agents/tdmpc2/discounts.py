@@ -79,9 +79,10 @@ class AuxiliaryValues(nn.Module):
     def describe(self, primary: float) -> str:
         """One sentence for the start of a run."""
         count = sum(parameter.numel() for parameter in self.parameters())
+        word = "discount" if len(self.gammas) == 1 else "discounts"
         listed = ", ".join(map(str, self.gammas))
         return (
-            f"Auxiliary values at discounts {listed} beside the primary {primary}: {self.head} "
+            f"Auxiliary values at {word} {listed} beside the primary {primary}: {self.head} "
             f"{'heads' if self.head == 'separate' else 'head'}, {count:,} parameters."
         )
 

@@ -66,9 +66,11 @@ class Tasks(nn.Module):
         """A sentence for the start of a run."""
         low, high = float(self.gammas.min()), float(self.gammas.max())
         discounts = f"discount {low:g}" if low == high else f"discounts {low:g} to {high:g}"
+        least, most = int(self.masks.sum(-1).min()), self.masks.shape[1]
+        actions = f"{least} to {most}" if least < most else f"{most}"
         return (
             f"{len(self.gammas)} tasks: an embedding of {self.dim} numbers each, {discounts}, "
-            f"{int(self.masks.sum(-1).min())} to {self.masks.shape[1]} action dimensions."
+            f"{actions} action dimension{'' if most == 1 else 's'}."
         )
 
     @torch.no_grad()

@@ -265,5 +265,5 @@ def _new_rows(
 def _unfit(source: Source, name: str, there: object, here: object) -> ConfigError:
     return ConfigError(
         f"The weights of {source.told} do not fit this run: {name} is {there} there and {here} "
-        "here. Give both the same agent.model (and agent.model.task_dim), as in its config.yaml."
+        f"here. Give this run the agent.model (and agent.model.task_dim) of {source.told}."
     )

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from forethought.config import ConfigError
-from forethought.data.archives import is_plain_tensor
+from forethought.data.archives import check_members, is_plain_tensor
+from forethought.data.layout import DatasetError
 from forethought.files import FileError
 
 DAMAGE = (RuntimeError, EOFError, ValueError, KeyError, IndexError, TypeError, AttributeError)
@@ -70,12 +71,15 @@ def _check_archive(path: Path) -> None:
         size = path.stat().st_size
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise FileError(f"{path} could not be read ({error}).") from error
+    try:
+        check_members(path, entries)
+    except DatasetError as error:
+        raise FileError(f"This is no checkpoint of torch.save: {error}") from error
     folders = {entry.filename.partition("/")[0] for entry in entries}
-    inside = all(".." not in entry.filename.split("/") for entry in entries)
     stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     names = {entry.filename.partition("/")[2] for entry in entries}
     fits = sum(entry.file_size for entry in entries) <= size
-    if not (inside and stored and fits and len(folders) == 1):
+    if not (stored and fits and len(folders) == 1):
         raise FileError(f"{path} is no checkpoint: it is an archive that torch.save did not write.")
     if "data.pkl" not in names or "constants.pkl" in names:
         raise FileError(f"{path} is no checkpoint: it is an archive of something else.")
