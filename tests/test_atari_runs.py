@@ -468,7 +468,8 @@ def test_a_protocol_leaves_nothing_to_other_keys():
     ("values", "sentence"),
     [
         ({"sticky_actions": 1.0}, "env.atari.sticky_actions is 1.0, but must be at least 0 and"),
-        ({"noop_max": -1}, "env.atari.noop_max is -1, but must be at least 0"),
+        ({"noop_max": -1}, "env.atari.noop_max is -1, but must be from 0 to 10,000"),
+        ({"noop_max": 10**8}, "env.atari.noop_max is 100000000, but must be from 0 to 10,000"),
     ],
 )
 def test_bad_options_of_atari(values, sentence):

@@ -202,6 +202,26 @@ def test_the_last_words_of_a_run_have_thousands_commas(tmp_path, capsys):
     assert diverged.startswith("Diverged at 1,234,567 agent steps; see ")
 
 
+def test_finding_2_a_row_has_the_mean_over_every_update_of_its_interval(tmp_path, monkeypatch):
+    """The loss of update n is n: with updates 1, 2, 3, 4 a row says 2.5."""
+    real = StubAgent.train
+
+    def numbered(agent, updates=1):
+        return {**real(agent, updates), "loss": float(agent.updates)}
+
+    monkeypatch.setattr(StubAgent, "train", numbered)
+    run = train_run(stub_run(), tmp_path / "run")
+    rows, _ = read_rows(run.path / "train.csv")
+    before, seen = 0, 0
+    for row in rows:
+        now = int(row["updates"])
+        if now > before:
+            assert float(row["loss"]) == pytest.approx((before + 1 + now) / 2)
+            seen += now - before > 2
+        before = now
+    assert seen >= 2
+
+
 @pytest.mark.parametrize(("limit", "lines"), [(None, 0), (1234, 1)])
 def test_a_run_tells_at_its_start_where_episodes_end_other_than_the_task_says(limit, lines):
     """The preset debug says 50, which may be more than the task's own."""

@@ -120,10 +120,13 @@ def test_other_sizes_and_types_are_left_to_torch(library: Any) -> None:
         (few, torch.zeros(count, 512)),
         (made(511), x),
         (made(512, 3137), torch.zeros(count, 3137)),
+        (made(512, 3144), torch.zeros(count, 3144)),  # a multiple of 8, not of 16
         (nn.Linear(3136, 512, bias=False), x),
         (with_bias(torch.zeros(512, dtype=torch.double)), x),
         (with_bias(torch.zeros(3)), x),
     ):
         assert not fits(library, given, other)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not fits(library, x, layer)
     y = NativeKernels(library).linear(x[:-1], layer)
     assert torch.equal(y, layer(x[:-1]))

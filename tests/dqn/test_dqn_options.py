@@ -162,6 +162,8 @@ def test_the_numbers_of_the_papers():
     assert set(norms.values()) == {"batch"}, "as Dopamine, DQN Zoo, Kaixhin's Rainbow have it"
     assert isinstance(run("dqn_modern").replay, PrioritizedReplayConfig)
     assert run("dqn_modern").replay.alpha == 0.5
+    atari = run("dqn_modern").env.atari
+    assert (atari.sticky_actions, atari.noop_max, atari.life_loss) == (0.25, 0, False), "Dopamine's"
 
 
 def test_without_a_preset_a_run_learns_every_fourth_step_from_uniform_replay():
@@ -271,3 +273,19 @@ def test_a_run_of_an_older_version_whose_auto_epsilon_has_keys_evaluates_and_res
     assert len(forethought.evaluate(run.path, episodes=1).returns) == 1
     resumed = forethought.resume(run.path, steps=60)
     assert (resumed.status, resumed.agent_steps) == ("done", 60)
+
+
+@pytest.mark.parametrize(
+    ("network", "words"),
+    [
+        ({"kind": "nature", "hidden_units": 10**9}, "hidden_units is 1000000000, .* most 65,536"),
+        ({"kind": "nature", "channels": [32, 64, 10**9]}, "channels is .*, each from 1 to 4,096"),
+        ({"kind": "impala", "width": 129}, "width is 129, but must be at least 1 and at most 128"),
+        ({"kind": "minatar", "channels": 5000}, "channels is 5000, .* most 4,096"),
+        ({"kind": "mlp", "layers": [256, 70_000]}, "layers is .*, but must be from 1 to 65,536"),
+    ],
+)
+def test_networks_that_no_memory_holds_are_refused(network, words):
+    task = "gym:CartPole-v1" if network["kind"] == "mlp" else "atari:Pong"
+    with pytest.raises(ConfigError, match=rf"agent\.network\.{words}"):
+        build_run_config("dqn", task, DQNConfig, [{"agent": {"network": network}}])

@@ -48,16 +48,19 @@ def undisturbed(tmp_path_factory):
 # ---- finding 11 ----
 
 
-def replay_of(errors: list[float] | None) -> NStepReplay:
-    """One open episode; as many transitions as errors, of one step, rewards -2, -1, 0, 1, 2."""
+def replay_of(errors: list[float] | None, num_envs: int = 1) -> NStepReplay:
+    """One open episode in each environment; in the first as many transitions of one step as errors,
+    rewards -2, -1, 0, 1, 2."""
     spec = EnvSpec("t", spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2), None, 1, True)
     config: Any = UniformReplayConfig(capacity_rows=60)
     if errors is not None:
         config = PrioritizedReplayConfig(capacity_rows=60, alpha=1.0, priority_epsilon=1e-12)
-    replay = NStepReplay(spec, config, 1, 1, 0.9, np.random.default_rng(0), torch.device("cpu"))
+    stream, cpu = np.random.default_rng(0), torch.device("cpu")
+    replay = NStepReplay(spec, config, num_envs, 1, 0.9, stream, cpu)
     for i in range(6):
         row = {"obs": np.zeros(1, np.float32), "action": 0, "reward": float(i - 3)}
-        replay.add({**row, "is_first": i == 0, "terminated": False, "truncated": False}, 0)
+        for env in range(num_envs):
+            replay.add({**row, "is_first": i == 0, "terminated": False, "truncated": False}, env)
     if errors is not None:
         rows = torch.tensor([[0] * len(errors), list(range(len(errors)))])
         replay.update_priorities(rows, np.array(errors))
@@ -98,6 +101,14 @@ def test_finding_11_the_newest_transition_has_age_0():
     found = replay_of([1e9, 1e-9, 1e-9, 1e-9, 1e-9]).diagnostics(8, np.random.default_rng(0), 1.0)
     assert found["replay_age_mean"] == found["replay_age_q90"] == 4.0
     assert found["replay_duplicates"] == pytest.approx(7 / 8)
+
+
+def test_finding_11_ages_are_in_decisions_of_all_environments():
+    """Two environments that store in turn: the oldest of five transitions is 8 decisions old."""
+    found = replay_of([1e9, 1e-9, 1e-9, 1e-9, 1e-9], num_envs=2).diagnostics(
+        8, np.random.default_rng(0), 1.0
+    )
+    assert found["replay_age_mean"] == found["replay_age_q90"] == 8.0
 
 
 def test_finding_11_the_effective_share_of_a_batch():

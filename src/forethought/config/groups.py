@@ -10,6 +10,8 @@ from forethought.config.reading import union_members
 
 LONGEST_TIMEOUT_SECONDS = 1_000_000
 """Eleven days; operating systems wait for 24 at most."""
+MOST_NOOPS = 10_000
+"""Frames without an action before a game: half an hour is cut at 108,000."""
 MOST_THREADS = 1024
 """More than any machine has use for; torch itself takes what fits into 31 bits."""
 
@@ -48,7 +50,8 @@ class AtariConfig:
         sticky, where = self.sticky_actions, "env.atari."
         rule = "at least 0 and below 1"
         require(sticky is None or 0 <= sticky < 1, where + "sticky_actions", sticky, rule)
-        require(self.noop_max >= 0, where + "noop_max", self.noop_max, "at least 0")
+        rule = f"from 0 to {MOST_NOOPS:,}"
+        require(0 <= self.noop_max <= MOST_NOOPS, where + "noop_max", self.noop_max, rule)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from forethought.config import ConfigError, require
 
+MOST_UNITS, MOST_CHANNELS = 65_536, 4_096
+"""Of a layer: a slip of the finger would ask for more memory than there is."""
+
 
 @dataclass(frozen=True)
 class AutoNetwork:
@@ -37,8 +40,9 @@ class Nature:
     def __post_init__(self) -> None:
         for name in ("channels", "kernels", "strides"):
             values, where = getattr(self, name), f"agent.network.{name}"
-            ok = all(x >= 1 for x in values)
-            require(bool(values) and ok, where, list(values), "at least one number, each above 0")
+            ok = all(1 <= x <= MOST_CHANNELS for x in values)
+            rule = f"at least one number, each from 1 to {MOST_CHANNELS:,}"
+            require(bool(values) and ok, where, list(values), rule)
             rule = f"as many as agent.network.channels ({len(self.channels)})"
             require(len(values) == len(self.channels), where, list(values), rule)
         _check_units(self.hidden_units)
@@ -59,7 +63,8 @@ class Impala:
     """Units of the hidden layer; with agent.dueling, of that of each stream."""
 
     def __post_init__(self) -> None:
-        require(self.width >= 1, "agent.network.width", self.width, "at least 1")
+        rule = f"at least 1 and at most {MOST_CHANNELS // 32}"
+        require(1 <= self.width <= MOST_CHANNELS // 32, "agent.network.width", self.width, rule)
         cells = self.pool_cells
         require(cells is None or cells >= 1, "agent.network.pool_cells", cells, "at least 1")
         _check_units(self.hidden_units)
@@ -76,7 +81,8 @@ class MinAtar:
     """Units of the hidden layer; with agent.dueling, of that of each stream."""
 
     def __post_init__(self) -> None:
-        require(self.channels >= 1, "agent.network.channels", self.channels, "at least 1")
+        channels, rule = self.channels, f"at least 1 and at most {MOST_CHANNELS:,}"
+        require(1 <= channels <= MOST_CHANNELS, "agent.network.channels", channels, rule)
         _check_units(self.hidden_units)
 
 
@@ -91,13 +97,15 @@ class Mlp:
     """Units of the last hidden layer; with agent.dueling, of that of each stream."""
 
     def __post_init__(self) -> None:
-        ok = all(x >= 1 for x in self.layers)
-        require(ok, "agent.network.layers", list(self.layers), "above 0 each")
+        ok = all(1 <= x <= MOST_UNITS for x in self.layers)
+        rule = f"from 1 to {MOST_UNITS:,} each"
+        require(ok, "agent.network.layers", list(self.layers), rule)
         _check_units(self.hidden_units)
 
 
 def _check_units(units: int) -> None:
-    require(units >= 1, "agent.network.hidden_units", units, "at least 1")
+    rule = f"at least 1 and at most {MOST_UNITS:,}"
+    require(1 <= units <= MOST_UNITS, "agent.network.hidden_units", units, rule)
 
 
 @dataclass(frozen=True)

@@ -37,4 +37,6 @@ class TD3Config(ActorCriticConfig):
         self.check("policy_delay", self.policy_delay >= 1, "at least 1")
         for name in ("exploration_noise", "target_noise", "target_noise_clip"):
             self.check(name, getattr(self, name) >= 0, "at least 0")
+        ok = self.target_noise == 0 or self.target_noise_clip > 0
+        self.check("target_noise_clip", ok, "above 0, or agent.target_noise 0 beside it")
         refuse_idle(self, "agent")
