@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from forethought import presets
@@ -248,12 +249,15 @@ def show(report: Mapping[str, Any]) -> None:
 def draw(result: Mapping[str, Any], path: Path) -> Any:
     """A column per task: the curves of every run, their means drawn strongly; below them the errors
     of the auxiliary values over time, a colour for each discount and a dash for each variant."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     tasks, variants = list(result["tasks"]), list(VARIANTS)
     gammas = sorted(
         {g for t in result["tasks"].values() for e in t.values() for g in e["auxiliary_mean"]}
     )
+    # Of a scale, for the colours of the first row mean variants.
+    shades = dict(zip(gammas, colormaps["plasma"](np.linspace(0.0, 0.85, len(gammas)))))
     dashes = dict(zip(variants, ("-", ":", "-.", "--", "-")))
     figure = Figure(figsize=(5 * len(tasks) + 1.5, 9.5), layout="constrained")
     panels = figure.subplots(3, len(tasks), squeeze=False)
@@ -270,7 +274,7 @@ def draw(result: Mapping[str, Any], path: Path) -> Any:
             panels[0][column].plot(x, means, color=f"C{place}", linewidth=2.5, label=variant)
             for gamma, rows in result["tasks"][task][variant]["auxiliary_mean"].items():
                 steps, *errors = zip(*rows, strict=True)
-                look = {"color": f"C{gammas.index(gamma)}", "linestyle": dashes[variant]}
+                look = {"color": shades[gamma], "linestyle": dashes[variant]}
                 for row, values in enumerate(errors, 1):
                     panels[row][column].plot(steps, values, label=f"{variant}, {gamma}", **look)
         panels[0][column].set(title=task, xlabel="environment frames", ylabel="return")

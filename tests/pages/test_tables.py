@@ -161,7 +161,7 @@ def value_of(config, key):
     inner = config
     for group in groups:
         inner = getattr(inner, group)
-    if groups[-1] == "model" and hasattr(inner.resolved, name):
+    if groups[-1:] == ["model"] and hasattr(inner.resolved, name):
         return getattr(inner.resolved, name)
     if name == "iterations":
         return inner.iterations_for(6)
@@ -176,6 +176,25 @@ def test_hyper_parameters_on_the_page_are_those_of_the_presets():
         assert value_of(default_config(), key) == shown(default), key
         small = default if small == "same" else small
         assert value_of(default_config("tdmpc2_small"), key) == shown(small), key
+
+
+def test_what_the_presets_for_discrete_actions_have_is_on_the_page_of_tdmpc2():
+    """Every key that one of them sets otherwise than the defaults; rates like Q's in a sentence."""
+    names = ("tdmpc2_discrete", "tdmpc2_minatar")
+    rows = {row[0].strip("`"): row[1:] for row in table(HYPER, "Discrete actions")}
+    plain = default_config()
+    own = [default_config(name) for name in names]
+    for key, cells in rows.items():
+        for config, told in zip(own, cells, strict=True):
+            assert value_of(config, key) == shown(told), key
+    changed = {
+        key for config in own for key, *_ in conf.diff(conf.to_dict(plain), conf.to_dict(config))
+    }
+    of_q = {f"agent.lr.{name}" for name in ("dynamics", "reward", "termination", "policy")}
+    for config in own:
+        assert {value_of(config, key) for key in of_q} == {config.agent.lr.q}
+    kinds = {"agent.model.size", "agent.returns.kind", "replay.kind"}
+    assert changed - of_q - kinds - set(rows) == set()
 
 
 def test_the_preset_tdmpc2_has_the_official_numbers():

@@ -61,6 +61,8 @@ class Imported:
         return (
             f"{found.path} (layout {found.layout}) is now the run {self.path} for {self.task}: "
             f"latent {size.latent_dim}{squashed}, {size.num_q} Q functions.",
+            "The file holds neither action repeat, step limit nor the planner's options: those of "
+            "the presets and flags of this command count, or the defaults.",
             f"Play it: forethought evaluate {self.path}",
             f"Train on: forethought resume {self.path}",
         )
