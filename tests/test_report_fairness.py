@@ -132,6 +132,28 @@ def test_a_task_where_no_run_clearly_beats_random_play_is_not_averaged(tmp_path,
     assert "stub 0.6 [" in words  # the mean over the two others
 
 
+def test_the_only_run_of_a_task_sets_no_scale_for_itself(tmp_path):
+    """It would be its own best, so 1, whatever it reached."""
+    runs_on(tmp_path, PENDULUM, (-300.0,), random=-1200.0)
+    runs_on(tmp_path, TASK, (900.0,))
+    runs_on(tmp_path, "dmc:cup-catch", (500.0,))
+    found = collect([tmp_path])
+    assert list(found.scales) == [TASK, "dmc:cup-catch"]
+    assert found.not_averaged == [
+        "gym:Pendulum-v1: its only run is the best one here, so it would be 1 whatever it reached."
+    ]
+
+
+@pytest.mark.parametrize("after", ["", " (offline)"])
+def test_several_tasks_of_control_in_one_agent_have_controls_scale(tmp_path, after):
+    both = f"multi:{TASK},dmc:cup-catch"
+    runs_on(tmp_path, both, (300.0, 500.0))
+    (groups,) = collect([tmp_path]).tasks.values()
+    assert (scale(both + after, groups).low, scale(both + after, groups).high) == (0.0, 1000.0)
+    mixed = f"multi:{TASK},{PENDULUM}"
+    assert scale(mixed + after, groups).high == 500.0
+
+
 def test_a_clear_lead_over_random_play_is_a_scale(tmp_path):
     """-1200 is 0 and -1000 is 1, a sixth of 1200 apart; at -1080, exactly a tenth, it is none."""
     runs_on(tmp_path, PENDULUM, (-1000.0, -1100.0), random=-1200.0)

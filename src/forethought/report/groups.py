@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from forethought.envs import multi
 from forethought.report import statistics
 from forethought.report.methods import Method, differing_keys, method_of, names, settings
 from forethought.report.published import Published, published
@@ -238,6 +239,12 @@ class Scale:
     high: float
 
 
+def of_control(task: str) -> bool:
+    """Whether a task is one of DeepMind Control, or several of them together."""
+    names = task.removeprefix(multi.PREFIX).split(",")
+    return all(name.strip().startswith("dmc:") for name in names)
+
+
 def scale(task: str, groups: Sequence[Group]) -> Scale | str:
     """How a task's returns become scores that tasks share; a sentence where they cannot.
 
@@ -246,12 +253,14 @@ def scale(task: str, groups: Sequence[Group]) -> Scale | str:
     at = fair_frames(groups)
     if at is None:
         return not_comparable(groups)
-    if task.startswith("dmc:"):
+    if of_control(task):
         return Scale(at, 0.0, DMC_MAXIMUM)
     known = [group.random_score for group in groups if group.random_score is not None]
     if not known:
         return f"{task}: no run has measured random play, which would be 0."
     scores = np.concatenate([group.scores_at(at) for group in groups])
+    if len(scores) == 1:
+        return f"{task}: its only run is the best one here, so it would be 1 whatever it reached."
     low, high, worst = float(np.mean(known)), float(scores.max()), float(scores.min())
     if high - low <= CLEAR * max(abs(low), abs(high), abs(worst)):
         told = f"the best run here ({number(high)}) is not clearly above random play"

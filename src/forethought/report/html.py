@@ -20,6 +20,7 @@ from forethought.report.groups import (
     collect,
     fair_frames,
     not_comparable,
+    of_control,
 )
 from forethought.report.methods import brief_commits, differing_keys, show
 from forethought.report.published import Published
@@ -270,11 +271,11 @@ def improvements(scores: Mapping[str, Scores]) -> dict[tuple[str, str], Estimate
 
 
 def _scale(tasks: Sequence[str]) -> str:
-    words = []
-    if any(task.startswith("dmc:") for task in tasks):
-        words.append("dmc tasks by their greatest return, 1000")
-    if any(not task.startswith("dmc:") for task in tasks):
-        words.append("other tasks from random play (0) to the best run here (1)")
+    control = [of_control(task) for task in tasks]
+    words = ["dmc tasks by their greatest return, 1000"] if any(control) else []
+    if not all(control):
+        others = "other tasks " if words else ""
+        words.append(f"{others}from random play (0) to the best run here (1)")
     return "; ".join(words)
 
 
