@@ -29,6 +29,7 @@ import numpy as np
 from forethought import presets
 from forethought.agents.registry import config_class
 from forethought.config import RunConfig, build_run_config, to_dict
+from forethought.presets.flags import nested
 from results import ROOT, carry_out, write
 from runs import (
     at_once,
@@ -51,18 +52,6 @@ EVALUATIONS = 10
 
 def preset(agent: str, task: str) -> str:
     return "pendulum" if task == "gym:Pendulum-v1" else f"{agent}_mujoco"
-
-
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """Keys with dots, as the layers of a configuration have them."""
-    whole: dict[str, Any] = {}
-    for key, value in flat.items():
-        *groups, name = key.split(".")
-        place = whole
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[name] = value
-    return whole
 
 
 def settings(agent: str, task: str, steps: int) -> RunConfig:
