@@ -76,7 +76,7 @@ def test_resume_says_where_it_goes_on(tmp_path, capsys):
     assert "Resumed" not in capsys.readouterr().err
     resume_run(run.path, steps=1010)
     told = capsys.readouterr().err.splitlines()
-    assert "Resumed at 1,000 agent steps (checkpoint step-000001000)." in told[:5]  # before the bars of progress
+    assert "Resumed at 1,000 agent steps (checkpoint step-000001000)." in told[:5]
 
 
 def test_a_run_that_is_being_trained_is_refused(tmp_path):
