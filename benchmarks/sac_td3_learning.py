@@ -305,7 +305,8 @@ def main() -> None:
             for side, own in sides.items():
                 told = f"{own['return_mean']:.1f} {own['interval_over_seeds']}"
                 print(f"{agent} {task} {side}: {told}")
-            print(f"{agent} {task}: {verdict(sides)}")
+            for question, answer in verdict(sides).items():
+                print(f"{agent} {task} {question.replace('_', ' ')}: {answer}")
         random = statistics.mean(
             run["random_return_mean"] for own in agents.values() for run in own["ours"]["runs"]
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
 import forethought
 from forethought import files, presets
@@ -84,23 +85,38 @@ def test_sac_and_td3_make_the_same_work_on_both_sides(monkeypatch, tmp_path, age
     sizes = {"net_arch": list(own.hidden), "n_critics": own.critics}
     assert given["policy_kwargs"] == sizes == {"net_arch": [256, 256], "n_critics": 2}
     if agent == "td3":
-        assert given["policy_delay"] == own.policy_delay == 2
-        assert given["target_policy_noise"] == own.target_noise
-        assert given["target_noise_clip"] == own.target_noise_clip
-        assert set(given["action_noise"]._sigma) == {own.exploration_noise}
+        td3_is_the_same(given, own)
+    else:
+        assert "ent_coef" not in given  # auto, as ours; it begins at 1 on both sides
+        assert (own.entropy.kind, own.entropy.initial) == ("auto", 1.0)
+
+
+def td3_is_the_same(given: dict[str, Any], own: Any) -> None:
+    assert given["policy_delay"] == own.policy_delay == 2
+    assert given["target_policy_noise"] == own.target_noise
+    assert given["target_noise_clip"] == own.target_noise_clip
+    assert set(given["action_noise"]._sigma) == {own.exploration_noise} == {0.1}
 
 
 @pytest.mark.parametrize("agent", ["sac", "td3"])
-def test_sb3_learns_and_is_evaluated_as_ours_is(agent):
+def test_sb3_learns_and_is_evaluated_as_ours_is(monkeypatch, agent):
     """Without exploration, from the same starts, with the values of our configuration."""
     import sac_td3_learning as script
 
     task = "gym:Pendulum-v1"
     config = script.settings(agent, task, 400)
+    starts = []
+    real = PendulumEnv.reset
+
+    def reset(env: Any, *, seed: int | None = None, options: Any = None) -> Any:
+        starts.append(seed)
+        return real(env, seed=seed, options=options)
+
+    monkeypatch.setattr(PendulumEnv, "reset", reset)
     about = {"agent": agent, "task": task, "seed": 1, "steps": 400, "seeds": [3, 4]}
     found = script.learn_with_sb3(about)
     given, own = Model.given, config.agent
-    assert found["seeds"] == [3, 4] and len(found["returns"]) == 2
+    assert len(found["returns"]) == 2 and starts == [3, 4]
     assert Model.deterministic == [True] * 400  # two episodes of 200 decisions
     assert (given["steps"], given["seed"]) == (400, 1)
     assert given["batch_size"] == own.batch_size and given["gamma"] == own.gamma
@@ -111,6 +127,8 @@ def test_sb3_learns_and_is_evaluated_as_ours_is(agent):
     assert given["policy_kwargs"] == {"net_arch": list(own.hidden), "n_critics": own.critics}
     if agent == "sac":
         assert given["ent_coef"] == f"auto_{own.entropy.initial}" == "auto_1.0"
+    else:
+        td3_is_the_same(given, own)
 
 
 @pytest.mark.parametrize("envs", [1, 4, 8])

@@ -257,7 +257,7 @@ def test_an_agent_of_many_tasks_wants_to_know_which_one():
         agent.act(np.zeros(3, np.float32), info={"task": np.array([0, 1])})
     with pytest.raises(ForethoughtError, match=r"plays 2 tasks, .* act\(obs, task=NAME\)"):
         agent.act(np.zeros(3, np.float32))
-    with pytest.raises(ForethoughtError, match=r"have \(3,\), padded .* act\(obs, task=NAME\)"):
+    with pytest.raises(ForethoughtError, match=r"have \(3,\), padded .*: act\(obs, task=NAME\)\.$"):
         agent.act(np.zeros(2, np.float32))
     with pytest.raises(ForethoughtError, match="needs to know which one"):
         agent.model.encode(torch.zeros(1, 3))
@@ -286,6 +286,8 @@ def test_a_task_that_does_not_fit_is_told():
         told = pytest.raises(ConfigError, match="there are 2 tasks, counted from 0")
         with told:
             agent.act(np.zeros(3, np.float32), info={"task": number})
+        with told:
+            agent.store_transition({"obs": np.zeros(3, np.float32), "task": number})
         if not isinstance(number, str | None):  # a name, and no task at all
             with told:
                 agent.act(np.zeros(3), task=number)

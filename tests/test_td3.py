@@ -114,7 +114,7 @@ def test_exploration_noise_has_its_width_and_evaluation_has_none() -> None:
     ("options", "sentence"),
     [
         ({"exploration_noise": -0.1}, r"agent\.exploration_noise is -0\.1, but must be at least 0"),
-        ({"target_noise_clip": 0.0}, r"target_noise_clip is 0\.0, but must be above 0, or"),
+        ({"target_noise_clip": 0.0}, r"target_noise_clip is 0\.0, but must be above 0; for no"),
         ({"target_noise_clip": -1.0}, r"agent\.target_noise_clip is -1\.0, but must be at least 0"),
         (
             {"target_noise": 0.0, "target_noise_clip": 0.3},

@@ -222,13 +222,31 @@ def test_finding_2_a_row_has_the_mean_over_every_update_of_its_interval(tmp_path
     assert seen >= 2
 
 
-@pytest.mark.parametrize(("limit", "lines"), [(None, 0), (1234, 1)])
-def test_a_run_tells_at_its_start_where_episodes_end_other_than_the_task_says(limit, lines):
+@pytest.mark.parametrize(
+    ("training", "evaluation", "protocol", "offline", "told"),
+    [
+        (None, None, None, False, None),
+        (
+            1234,
+            None,
+            None,
+            False,
+            "in training after 1,234 decisions and in evaluation after 1,234",
+        ),
+        (50, 250, None, False, "in training after 50 decisions and in evaluation after 250 deci"),
+        (None, 250, None, False, "Episodes end in evaluation after 250 decisions at most, what"),
+        (50, None, "dopamine", False, "Episodes end in training after 50 decisions at most, w"),
+        (50, None, None, True, "Episodes end in evaluation after 50 decisions at most, whatever"),
+    ],
+)
+def test_a_run_tells_at_its_start_where_episodes_end_other_than_the_task_says(
+    training, evaluation, protocol, offline, told
+):
     """The preset debug says 50, which may be more than the task's own."""
-    trainer = SimpleNamespace(config=SimpleNamespace(env=EnvConfig(max_episode_steps=limit)))
-    told = telling._limits(trainer)
-    assert len(told) == lines
-    assert all("Episodes end after 1,234 decisions" in line for line in told)
+    env = EnvConfig(max_episode_steps=training, eval_max_episode_steps=evaluation)
+    config = SimpleNamespace(env=env, eval=SimpleNamespace(protocol=protocol))
+    lines = telling._limits(SimpleNamespace(config=config, collector=None if offline else 1))
+    assert lines == [] if told is None else told in lines[0]
 
 
 UNITS = {"agent_steps": "agent steps", "env_frames": "frames", "updates": "updates"}

@@ -312,10 +312,13 @@ def test_steps_of_another_length_are_told(many, tmp_path, capsys):
         ({"a": 1, "b": 2}, {"c": 2}, None),  # a new one, as one of those there
         ({"a": 1, "b": 2}, {"c": 4}, "for 4 frames here and was for 1 or 2 frames there"),
         ({}, {"a": 1}, "for 1 frame here and was for an unknown number of frames there"),
+        ({"a": 1}, {}, "for an unknown number of frames here and was for 1 frame there"),
+        ({"b": 1, "x": 2}, {"c": 2}, "for 2 frames here and was for 1 frame there"),  # c like b
+        ({"x": 1, "y": 2}, {"x": 2, "c": 8}, "for 2 or 8 frames here and was for 1 or 2 frames"),
     ],
 )
 def test_lengths_of_steps_are_compared_task_by_task(there, here, sentence):
-    told = different_lengths(there, here)
+    told = different_lengths(there, here, like="b" if "x" in there else None)
     assert told is None if sentence is None else sentence in told
 
 

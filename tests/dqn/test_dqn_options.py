@@ -285,7 +285,7 @@ def test_a_run_of_an_older_version_whose_auto_epsilon_has_keys_evaluates_and_res
         ({"kind": "mlp", "layers": [256, 70_000]}, "layers is .*, but must be from 1 to 65,536"),
     ],
 )
-def test_networks_that_no_memory_holds_are_refused(network, words):
+def test_a_single_size_beyond_all_proportion_is_refused(network, words):
     task = "gym:CartPole-v1" if network["kind"] == "mlp" else "atari:Pong"
     with pytest.raises(ConfigError, match=rf"agent\.network\.{words}"):
         build_run_config("dqn", task, DQNConfig, [{"agent": {"network": network}}])

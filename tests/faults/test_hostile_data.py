@@ -16,6 +16,7 @@ from forethought.cli import main
 from forethought.config import ForethoughtError
 from forethought.data import Dataset, from_gym_steps, verify, write_dataset
 from forethought.data.importers import import_dataset
+from forethought.data.minari import _written_bytes
 from forethought.files import FileError
 from forethought.spaces.spec import EnvSpec
 from tests.data_stubs import make_dataset
@@ -210,12 +211,24 @@ def test_case_07_hdf5_that_reaches_into_other_files_is_refused(tmp_path, kind):
     refused(folder, tmp_path / "out", "observations", "refused, and nothing was written")
 
 
-def test_a_column_of_terabytes_that_nobody_wrote_is_refused(tmp_path):
+@pytest.mark.parametrize("packed", [{}, {"compression": "gzip"}, {"scaleoffset": 0}])
+def test_a_column_that_is_packed_well_is_read(tmp_path, packed):
+    """A million equal numbers in a few kilobytes."""
+    steps = 1_000_000
+    folder = write_minari(tmp_path / "m", [minari_episode(5)], **BOX)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        ones = np.ones(steps, np.int32)
+        found = file.create_dataset("ones", data=ones, **({"chunks": True} | packed))
+        assert _written_bytes(found) >= ones.nbytes
+
+
+@pytest.mark.parametrize("chunks", [(1024,), None])
+def test_a_column_of_terabytes_that_nobody_wrote_is_refused(tmp_path, chunks):
     """HDF5 takes no place for them, and would ask main memory for all."""
     folder = write_minari(tmp_path / "m", [minari_episode(5)], **BOX)
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
         del file["episode_0"]["rewards"]
-        file["episode_0"].create_dataset("rewards", (2**40,), np.float64, chunks=(1024,))
+        file["episode_0"].create_dataset("rewards", (2**40,), np.float64, chunks=chunks)
     refused(folder, tmp_path / "out", "/episode_0/rewards says that it has 8,796,093,022,208 bytes")
 
 

@@ -25,7 +25,7 @@ from forethought import files
 from forethought.clock import Clock
 from forethought.config import ConfigError, ForethoughtError, ReplayConfig
 from forethought.data import Dataset, OfflineReplay
-from forethought.envs import VectorEnv
+from forethought.envs import VectorEnv, multi
 from forethought.envs.episodes import Played, run_episodes
 from forethought.replay import Batch, NStepBatch, NStepReplay, RingReplay
 from forethought.seeding import Streams
@@ -142,10 +142,15 @@ class Agent(ABC):
             ) from error
         found = {path: tuple(np.shape(leaf)[1:]) for path, leaf in nested.flatten(batch).items()}
         if found != self._observation_shapes:
-            several = ", padded to the widest; of one task's own, name it: act(obs, task=NAME)"
+            advice = f": {AS_RETURNED}"
+            if self.spec.tasks:
+                advice = (
+                    ", padded to the widest of its tasks. For the observation of one task alone, "
+                    "name the task: act(obs, task=NAME)"
+                )
             raise ForethoughtError(
                 f"An observation of shape {found.get('', found)} was given, but those of "
-                f"{self.spec.task} have {own}{several if self.spec.tasks else ''}: {AS_RETURNED}."
+                f"{self.spec.task} have {own}{advice}."
             )
         return batch
 
@@ -244,6 +249,8 @@ class Agent(ABC):
 
     def store_transition(self, row: dict[str, Any], env_index: int = 0) -> None:
         """Keep one row (DESIGN's time convention) of one environment."""
+        if self.spec.tasks and multi.TASK.name in row:
+            multi.number_of(row[multi.TASK.name], self.spec)
         self.replay.add(row, env_index)
 
     @abstractmethod

@@ -11,7 +11,7 @@ from forethought.config.reading import union_members
 LONGEST_TIMEOUT_SECONDS = 1_000_000
 """Eleven days; operating systems wait for 24 at most."""
 MOST_NOOPS = 10_000
-"""Frames without an action before a game: half an hour is cut at 108,000."""
+"""Frames without an action before a game, which itself ends after 108,000."""
 MOST_THREADS = 1024
 """More than any machine has use for; torch itself takes what fits into 31 bits."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from forethought import files
 from forethought.config import ConfigError, unknown
 from forethought.data.archives import refuse_archive
 from forethought.data.dataset import Dataset
@@ -58,7 +59,7 @@ def detect(source: Path) -> str:
         return "tdmpc2"
     if source.is_file():
         refuse_archive(source)
-    if (source / META).is_file():
+    if (source / META).is_file() and (source / files.MANIFEST).is_file():
         raise DatasetError(f"{source} is a dataset already: give it to --offline.data as it is.")
     raise DatasetError(
         f"{source} is neither a Minari folder (data/{METADATA} and data/main_data.hdf5) nor "

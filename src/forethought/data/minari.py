@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +34,6 @@ from forethought.spaces.spec import EnvSpec
 
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
 MAX_EPISODES = 10_000_000
-MOST_PACKED = 2_000
-"""Bytes of a column for each that the file holds: gzip, HDF5's own, makes 1,032 of one at most."""
 MOST_UNWRITTEN_BYTES = 1_000_000
 """HDF5 gives zeros for chunks that nobody wrote, terabytes of them for nothing."""
 
@@ -186,10 +185,11 @@ class _Episode:
                 f"{self.path}: {found.name} is of type {found.dtype} (text, or pictures as JPEG), "
                 "which is not imported."
             )
-        if found.nbytes > MOST_PACKED * found.id.get_storage_size() + MOST_UNWRITTEN_BYTES:
+        written = _written_bytes(found)
+        if found.nbytes > written + MOST_UNWRITTEN_BYTES:
             raise DatasetError(
-                f"{self.path}: {found.name} says that it has {found.nbytes:,} bytes, but the file "
-                f"holds {found.id.get_storage_size():,} of them: refused, and nothing was written."
+                f"{self.path}: {found.name} says that it has {found.nbytes:,} bytes, but only "
+                f"{written:,} were ever written: refused, and nothing was written."
             )
         values: NDArray[Any] = found[()]
         return values
@@ -199,6 +199,13 @@ class _Episode:
             raise DatasetError(f"{self.path}: {group.name} has no {name}.")
         _refuse_link(self.path, group, name)
         return group[name]
+
+
+def _written_bytes(column: Any) -> int:
+    """What was written of a column, unpacked."""
+    if column.chunks is None:
+        return int(column.id.get_storage_size())
+    return int(column.id.get_num_chunks() * math.prod(column.chunks) * column.dtype.itemsize)
 
 
 def _refuse_link(path: Path, group: Any, name: str) -> None:

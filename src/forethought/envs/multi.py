@@ -105,7 +105,7 @@ def one_of(spec: EnvSpec, task: str | int) -> tuple[int, EnvSpec]:
 
 
 def number_of(task: Any, spec: EnvSpec) -> int:
-    """A number that somebody else gave for one of the tasks, if it is one: -1 would be the last."""
+    """The number of a task, checked: Python itself would take -1 for the last."""
     try:
         number = -1 if isinstance(task, bool) else operator.index(task)
     except TypeError:

@@ -98,7 +98,9 @@ def learning_curves(collection: Collection, task: str | None = None) -> Figure:
             axes = figure.add_subplot(rows, columns, place + 1)
             _draw_task(axes, name, collection.tasks[name], looks)
             if task is None:
-                title = name if len(name) <= TITLE else f"{name[: TITLE - 4]} ..."
+                # Two titles may begin alike, and two may end alike: the middle goes.
+                half = TITLE // 2 - 3
+                title = name if len(name) <= TITLE else f"{name[:half]} ... {name[-half:]}"
                 axes.set_title(title, loc="left", weight="bold", fontsize=17, pad=10 + 16 * lines)
         # The right third of a panel belongs to the names of its lines.
         wide, high = WIDTH * columns, HEIGHT * rows

@@ -37,24 +37,30 @@ def begin_from(agent: Agent, config: RunConfig) -> None:
         tensors = files.load_tensors(folder / "agent.safetensors")
     task, like = str(about["task"]), config.train.init_task
     agent.notes += agent.begin_with(tensors, task, told, like, meta)
-    unequal = different_lengths(action_repeats(read_config(run)), action_repeats(config))
+    held = action_repeats(read_config(run))
+    unequal = different_lengths(held, action_repeats(config), like)
     agent.notes += () if unequal is None else (unequal,)
 
 
-def different_lengths(held: Mapping[str, int], own: Mapping[str, int]) -> str | None:
+def different_lengths(
+    held: Mapping[str, int], own: Mapping[str, int], like: str | None = None
+) -> str | None:
     """A sentence, where actions were held for other numbers of frames. A task that both have must
-    be as it was there; a new one, as any of those there."""
-    other = {
-        task: repeat
-        for task, repeat in own.items()
-        if repeat not in ([held[task]] if task in held else held.values())
-    }
-    if not other and (own or not held):
+    be as it was there; a new one as that which it begins like (train.init_task), or any there."""
+    here: set[int] = set()
+    there: set[int] = set()
+    for task, repeat in own.items():
+        of = task if task in held else like
+        before = set(held.values()) if of is None or of not in held else {held[of]}
+        if repeat not in before:
+            here.add(repeat)
+            there |= before
+    if not here and (own or not held):
         return None
-    there = {held[task] for task in other if task in held} or set(held.values())
+    there = there or set(held.values())
     return (
-        f"An action is held for {_in_words(set(other.values()))} here and was for "
-        f"{_in_words(there)} there: a step of its world may be longer or shorter than here."
+        f"An action is held for {_in_words(here)} here and was for {_in_words(there)} there: a "
+        "step of its world may be longer or shorter than here."
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 from forethought.config import ConfigError, require
 
 MOST_UNITS, MOST_CHANNELS = 65_536, 4_096
-"""Of a layer: a slip of the finger would ask for more memory than there is."""
+"""Of one layer (4,096 also bounds kernels and strides): a slip of the finger would ask for more
+memory than there is."""
 
 
 @dataclass(frozen=True)

@@ -38,5 +38,5 @@ class TD3Config(ActorCriticConfig):
         for name in ("exploration_noise", "target_noise", "target_noise_clip"):
             self.check(name, getattr(self, name) >= 0, "at least 0")
         ok = self.target_noise == 0 or self.target_noise_clip > 0
-        self.check("target_noise_clip", ok, "above 0, or agent.target_noise 0 beside it")
+        self.check("target_noise_clip", ok, "above 0; for no noise set agent.target_noise 0 alone")
         refuse_idle(self, "agent")

@@ -55,7 +55,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _check_archive(path: Path) -> None:
-    """Refuse what torch.save does not write: no archive, compressed entries, names leading out."""
+    """Refuse what torch.save never writes: no archive, compressed entries, links, ways out."""
     try:
         if not path.is_file():
             raise ConfigError(f"There is no file {path}.")
