@@ -8,6 +8,7 @@ import shutil
 import sys
 
 import pytest
+import torch
 
 from forethought.agents.tdmpc2.agent import _refuse_idle_termination
 from forethought.agents.tdmpc2.config import LearningRates, TDMPC2Config
@@ -15,6 +16,7 @@ from forethought.cli import main
 from forethought.config import ConfigError
 from forethought.extras import install_extra
 from forethought.replay import blocks
+from forethought.training.device import networks_must_fit
 from tests.forked import forked
 
 PENDULUM = "gym:Pendulum-v1"
@@ -281,3 +283,29 @@ def test_a_damaged_configuration_of_a_run_is_named(refused, finished_run, conten
     (finished_run / "config.yaml").write_text(content)
     for verb in ("resume", "evaluate"):
         assert named in refused(verb, "done", codes=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("agent", "task", "flags"),
+    [
+        ("dqn", "gym:CartPole-v1", ["--agent.distribution", "c51", "--agent.distribution.atoms"]),
+        ("sac", "gym:Pendulum-v1", ["--agent.critics"]),
+        ("tdmpc2", "gym:Pendulum-v1", ["--agent.model.bins"]),
+    ],
+)
+def test_networks_that_fit_into_no_memory_are_refused(refused, agent, task, flags):
+    words = ["train", agent, task, "--preset", "debug", *flags, str(10**14), "--out", "x"]
+    assert refused(*words) == (
+        f"The networks of {agent} do not fit into the memory of cpu: choose smaller sizes (units, "
+        "layers, channels, critics, atoms or quantiles)."
+    )
+
+
+def test_other_errors_of_building_an_agent_are_not_taken_for_memory():
+    with pytest.raises(RuntimeError, match="shapes"), networks_must_fit("x", torch.device("cpu")):
+        raise RuntimeError("shapes do not fit")
+    with (
+        pytest.raises(ConfigError, match="networks of x do not fit"),
+        networks_must_fit("x", torch.device("cpu")),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory")

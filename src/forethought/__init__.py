@@ -74,21 +74,23 @@ def make_agent(
     from forethought.config import ConfigError, default_replay, from_dict
     from forethought.envs import VectorEnv
     from forethought.seeding import Streams
-    from forethought.training.device import resolve_device
+    from forethought.training.device import networks_must_fit, resolve_device
 
     if not isinstance(env, VectorEnv):
         raise ConfigError(
             f"make_agent was given {env!r}, but takes environments as make_env makes them: "
             f"make_agent({name!r}, make_env(TASK))."
         )
-    return agent_class(name)(
-        env.spec_for_agent,
-        from_dict(config_class(name), options, "agent"),
-        replay or default_replay(config_class(name)),
-        streams=Streams(seed),
-        device=resolve_device(device),
-        num_envs=env.num_envs,
-    )
+    config, place = from_dict(config_class(name), options, "agent"), resolve_device(device)
+    with networks_must_fit(name, place):
+        return agent_class(name)(
+            env.spec_for_agent,
+            config,
+            replay or default_replay(config_class(name)),
+            streams=Streams(seed),
+            device=place,
+            num_envs=env.num_envs,
+        )
 
 
 def train(

@@ -31,7 +31,12 @@ from forethought.spaces.spec import EnvSpec
 from forethought.tracking import RunDirectory
 from forethought.tracking.video import require_video
 from forethought.training.checkpoint import Checkpoints
-from forethought.training.device import keep_freed_memory, resolve_device, set_threads
+from forethought.training.device import (
+    keep_freed_memory,
+    networks_must_fit,
+    resolve_device,
+    set_threads,
+)
 
 log = logging.getLogger("forethought")
 
@@ -104,7 +109,8 @@ def _new_agent(
     config: RunConfig, spec: EnvSpec, streams: Streams, device: torch.device, **options: Any
 ) -> Agent:
     make = registry.agent_class(config.agent_name)
-    return make(spec, config.agent, config.replay, streams=streams, device=device, **options)
+    with networks_must_fit(config.agent_name, device):
+        return make(spec, config.agent, config.replay, streams=streams, device=device, **options)
 
 
 def _attach_data(agent: Agent, config: RunConfig) -> None:

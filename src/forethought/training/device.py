@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 
 import torch
 
@@ -43,3 +45,18 @@ def keep_freed_memory() -> None:
         trim_threshold, mmap_threshold = -1, -3  # names in malloc.h
         mallopt(mmap_threshold, 32 << 20)  # the largest that glibc takes
         mallopt(trim_threshold, 2**31 - 1)
+
+
+@contextlib.contextmanager
+def networks_must_fit(agent: str, device: torch.device) -> Iterator[None]:
+    """Memory that is refused while an agent is built is a sentence: its sizes were too large."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        told = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not told and "can't allocate memory" not in str(error):  # a CPU's, which has no name
+            raise
+        raise ConfigError(
+            f"The networks of {agent} do not fit into the memory of {device}: choose smaller sizes "
+            "(units, layers, channels, critics, atoms or quantiles)."
+        ) from error
