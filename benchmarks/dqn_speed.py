@@ -40,7 +40,8 @@ class Form:
 
     def __str__(self) -> str:
         where = " in processes of their own" if self.workers else ""
-        return f"{self.envs} environments{where} and {self.threads} threads"
+        envs = f"{self.envs} environment{'s' if self.envs > 1 else ''}"
+        return f"{envs}{where} and {self.threads} thread{'s' if self.threads > 1 else ''}"
 
 
 SB3_FORMS = (
