@@ -1,8 +1,22 @@
 """Figures of the DQN family, SAC, TD3 and replay on the pages are those of docs/results."""
 
-from tests.pages.figures import absent, page, result
+from tests.pages.figures import absent, commit_of, page, result, row, span, three_seeds
 
 DQN = "docs/agents/dqn.md"
+
+
+def test_the_page_of_dqn_has_every_seed_on_minatar():
+    whole, text = result("dqn_learning"), page(DQN)
+    assert list(whole["members"]) == ["plain", "modern", "rainbow"]
+    told = []
+    for name, found in whole["members"].items():
+        seeds = three_seeds(found["runs"], episodes=30)
+        spans = [span(found[key]) for key in ("interval_over_seeds", "random_interval")]
+        told.append(row(name, *seeds, f"{found['return_mean']:.1f}", *spans, found["aim"]))
+        told.append(f"commit {commit_of(found['runs'])}")
+    assert absent(told, text) == []
+    plain, modern, rainbow = (found["return_mean"] for found in whole["members"].values())
+    assert modern > plain > rainbow, "the page says so"
 
 
 def test_the_page_of_dqn_tells_the_measured_speed():
