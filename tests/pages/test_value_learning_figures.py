@@ -2,7 +2,7 @@
 
 from tests.pages.figures import absent, commit_of, page, result, row, span, three_seeds
 
-DQN = "docs/agents/dqn.md"
+DQN, REPLAY = "docs/agents/dqn.md", "docs/replay.md"
 
 
 def test_the_page_of_dqn_has_every_seed_on_minatar():
@@ -22,12 +22,23 @@ def test_the_page_of_dqn_has_every_seed_on_minatar():
 def test_the_page_of_dqn_tells_the_measured_speed():
     found = result("dqn_speed")
     summary = found["summary"]
-    envs = summary["sb3_faster_envs"]
+    form = summary["sb3_fastest"]
     told = [
         f"Here {summary['ours_median']:.1f} decisions a second",
-        f"there {summary[f'sb3_{envs}_envs_median']:.1f} with {envs} environments",
+        f"there {summary[f'{form}_median']:.1f} with {form}",
         f"{summary['ratio_median']:.2f} times as many (median of {len(found['rounds'])} rounds",
         f"{summary['ratio_lowest']:.2f} in the worst",
         f"{found['date_utc'][:10]}, commit {found['commit'][:7]}",
     ]
     assert absent(told, page(DQN)) == []
+
+
+def test_the_page_of_replay_tells_the_measured_speed():
+    found, told = result("per_speed"), []
+    for name, own in found["summary"].items():
+        times = [f"{own[key]:.3f}" for key in ("sample_ms", "update_ms", "median_ms", "p10_ms")]
+        kind, rows, *atari = name.split()
+        words = f"{kind}, {int(rows):,} rows{' of Atari' if atari else ''}"
+        told.append(row(words, *times, f"{found['memory_gb'][name]:.2f}"))
+    told.append(f"{found['date_utc'][:10]}, commit {found['commit'][:7]}")
+    assert absent(told, page(REPLAY)) == []
