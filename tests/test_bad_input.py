@@ -293,19 +293,31 @@ def test_a_damaged_configuration_of_a_run_is_named(refused, finished_run, conten
         ("tdmpc2", "gym:Pendulum-v1", ["--agent.model.bins"]),
     ],
 )
-def test_networks_that_fit_into_no_memory_are_refused(refused, agent, task, flags):
-    words = ["train", agent, task, "--preset", "debug", *flags, str(10**14), "--out", "x"]
+@pytest.mark.parametrize("size", [10**14, 10**18])  # of the second, no number holds the bytes
+def test_networks_that_fit_into_no_memory_are_refused(refused, agent, task, flags, size):
+    words = ["train", agent, task, "--preset", "debug", *flags, str(size), "--out", "x"]
     assert refused(*words) == (
-        f"The networks of {agent} do not fit into the memory of cpu: choose smaller sizes (units, "
-        "layers, channels, critics, atoms or quantiles)."
+        f"The networks of {agent} do not fit into the memory of cpu: choose smaller sizes for a "
+        "new agent, another device for a trained one."
     )
 
 
 def test_other_errors_of_building_an_agent_are_not_taken_for_memory():
     with pytest.raises(RuntimeError, match="shapes"), networks_must_fit("x", torch.device("cpu")):
         raise RuntimeError("shapes do not fit")
-    with (
-        pytest.raises(ConfigError, match="networks of x do not fit"),
-        networks_must_fit("x", torch.device("cpu")),
-    ):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("error", "where"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), "cuda:1"),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 9.00 GB)"), "cuda:1"),
+        (MemoryError(), "cpu"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "cpu"),
+    ],
+)
+def test_the_device_whose_memory_was_too_small_is_named(error, where):
+    """Weights are drawn by the CPU, also for an agent that lives elsewhere."""
+    told = pytest.raises(ConfigError, match=f"networks of x do not fit into the memory of {where}:")
+    with told, networks_must_fit("x", torch.device("cuda:1")):
+        raise error

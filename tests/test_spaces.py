@@ -21,6 +21,7 @@ from forethought.spaces import (
     random_action,
 )
 from forethought.spaces.agent_view import agent_space, native_action
+from forethought.spaces.masks import stored_legal
 from tests.stubs import EntityEnv
 
 TREE = {"a": {"b": np.array([1, 2]), "c": np.array([3, 4])}, "d": np.array([5, 6])}
@@ -185,6 +186,14 @@ def test_masked_mean_ignores_absent_rows_even_nan(convert):
     rows = convert([[[1.0, 2.0], [3.0, 6.0], [float("nan"), 1e9]], [[1.0, 1.0]] * 3])
     mask = convert([[True, True, False], [False, False, False]])
     assert masked_mean(rows, mask).tolist() == [[2.0, 4.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.float32])
+def test_a_stored_mask_of_any_type_says_what_is_legal(kind):
+    """Where all is over nothing may be legal; then all counts as legal."""
+    mask = torch.tensor([[[1, 0], [0, 1]], [[0, 0], [1, 1]]], dtype=kind)  # [T, B, N]
+    legal = [[[True, False], [False, True]], [[True, True], [True, True]]]
+    assert stored_legal(mask).tolist() == stored_legal(mask.numpy()).tolist() == legal
 
 
 # The action codec

@@ -232,6 +232,13 @@ def test_a_column_of_terabytes_that_nobody_wrote_is_refused(tmp_path, chunks):
     refused(folder, tmp_path / "out", "/episode_0/rewards says that it has 8,796,093,022,208 bytes")
 
 
+def test_a_column_that_fits_into_no_memory_is_refused(tmp_path, monkeypatch):
+    """Packed well, terabytes may have been written."""
+    monkeypatch.setattr("forethought.replay.memory.available_bytes", lambda device: 50)
+    folder = write_minari(tmp_path / "m", [minari_episode(5)], **BOX)
+    refused(folder, tmp_path / "out", ".hdf5: /episode_0/observations takes", "50 bytes are free")
+
+
 def test_case_07_an_episode_that_is_a_link_is_refused(tmp_path):
     folder = write_minari(tmp_path / "m", [minari_episode(5)], **BOX, total_episodes=2)
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:

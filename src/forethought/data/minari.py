@@ -29,6 +29,7 @@ from forethought.data.layout import DatasetError
 from forethought.data.space_json import space_from_json
 from forethought.data.writer import SHARD_BYTES, check_out, from_gym_steps, write_dataset
 from forethought.extras import install_extra
+from forethought.replay.memory import check_main_memory
 from forethought.spaces.agent_view import agent_action, agent_space
 from forethought.spaces.spec import EnvSpec
 
@@ -191,6 +192,8 @@ class _Episode:
                 f"{self.path}: {found.name} says that it has {found.nbytes:,} bytes, but only "
                 f"{written:,} were ever written: refused, and nothing was written."
             )
+        what = f"{self.path}: {found.name}"  # packed, a few bytes may stand for as many as this
+        check_main_memory(what, found.nbytes, "import it on a machine that has room for it")
         values: NDArray[Any] = found[()]
         return values
 

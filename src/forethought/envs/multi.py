@@ -112,7 +112,7 @@ def number_of(task: Any, spec: EnvSpec) -> int:
         number = -1
     if not 0 <= number < len(spec.tasks):
         raise ConfigError(
-            f"task is {task!r}, but there are {len(spec.tasks)} tasks, counted from 0."
+            f"task is {task!r}, but must be a whole number from 0 to {len(spec.tasks) - 1}."
         )
     return number
 

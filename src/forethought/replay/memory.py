@@ -64,13 +64,12 @@ def _check(row_bytes: float, envs: int, capacity_rows: int, free: int | None, wh
     )
 
 
-def check_dataset_fits(need: int) -> None:
-    """Refuse to copy a dataset into main memory that has no room for it."""
+def check_main_memory(what: str, need: int, advice: str) -> None:
+    """Refuse to read into main memory what it has no room for."""
     free = available_bytes(torch.device("cpu"))
     if free is not None and need > HEADROOM * free:
         raise ConfigError(
-            f"The dataset takes {words(need)} in main memory, of which {words(free)} are free: "
-            "leave it on the disk (mapped)."
+            f"{what} takes {words(need)} in main memory, of which {words(free)} are free: {advice}."
         )
 
 

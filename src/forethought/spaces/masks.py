@@ -61,3 +61,12 @@ def legal_actions(mask: Any, shape: tuple[int, int]) -> NDArray[np.bool_]:
             "allow one."
         )
     return legal
+
+
+def stored_legal(mask: Any) -> Any:
+    """A stored `action_mask` [..., N] of any type as booleans, for learning.
+
+    Where all is over nothing may be legal; what is there does not count, so all is.
+    """
+    legal = mask != 0  # of bytes, torch would take `~` bit by bit, and 254 for true
+    return legal | ~legal.any(-1)[..., None]

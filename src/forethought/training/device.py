@@ -49,14 +49,16 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def networks_must_fit(agent: str, device: torch.device) -> Iterator[None]:
-    """Memory that is refused while an agent is built is a sentence: its sizes were too large."""
+    """Memory that is refused while an agent is built or loaded is a sentence."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        told = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not told and "can't allocate memory" not in str(error):  # a CPU's, which has no name
+        # Weights are drawn by the CPU, whose refusals have no type of their own.
+        words = ("can't allocate memory", "Storage size calculation overflowed")
+        of_cpu = isinstance(error, MemoryError) or any(word in str(error) for word in words)
+        if not of_cpu and "out of memory" not in str(error):
             raise
         raise ConfigError(
-            f"The networks of {agent} do not fit into the memory of {device}: choose smaller sizes "
-            "(units, layers, channels, critics, atoms or quantiles)."
+            f"The networks of {agent} do not fit into the memory of {'cpu' if of_cpu else device}: "
+            "choose smaller sizes for a new agent, another device for a trained one."
         ) from error

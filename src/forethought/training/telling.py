@@ -63,15 +63,18 @@ def _units(trainer: Trainer) -> list[str]:
 def _limits(trainer: Trainer) -> list[str]:
     """That episodes do not end where the task would end them: a preset may have said so."""
     env = trainer.config.env
-    ends = {"training": env.max_episode_steps}
+    ends = {"training": env.training["max_episode_steps"]}
     if trainer.collector is None:
         ends = {}  # an offline run plays in evaluations only
     if trainer.config.eval.protocol is None:  # which has a limit of its own
-        ends["evaluation"] = env.eval_max_episode_steps or env.max_episode_steps
+        ends["evaluation"] = env.evaluation["max_episode_steps"]
     told = [f"in {kind} after {n:,} decisions" for kind, n in ends.items() if n is not None]
     if not told:
         return []
-    return [f"Episodes end {' and '.join(told)} at most, whatever the task's own limit is."]
+    return [
+        f"Episodes end {' and '.join(told)} at most, whatever the task's own limit is "
+        "(env.max_episode_steps, env.eval_max_episode_steps)."
+    ]
 
 
 def say_if_diverged(trainer: Trainer) -> None:

@@ -51,7 +51,7 @@ from forethought.replay.stacks import FrameStacker
 from forethought.seeding import Streams, numpy_state, restore_numpy
 from forethought.spaces import nested
 from forethought.spaces.action_codec import is_discrete
-from forethought.spaces.masks import legal_actions
+from forethought.spaces.masks import legal_actions, stored_legal
 from forethought.spaces.spec import EnvSpec
 
 STACK_PAD = "zeros"
@@ -343,9 +343,8 @@ def first_action(spec: EnvSpec) -> int | None:
 
 
 def _allowed(extras: dict[str, Tensor]) -> Tensor | None:
-    """[B, A] bool. Where all is over nothing may be legal, and what is there does not count."""
     mask = extras.get("action_mask")
-    return None if mask is None else (mask != 0) | ~mask.any(-1, keepdim=True)
+    return None if mask is None else stored_legal(mask)  # [B, A]
 
 
 def _told(config: DQNConfig, network: str, stacked: int, repeat: int) -> str:

@@ -52,6 +52,7 @@ from forethought.replay.rows import LIFE_LOST, RowSpec
 from forethought.replay.stacks import FrameStacker
 from forethought.seeding import Streams
 from forethought.spaces import nested
+from forethought.spaces.masks import stored_legal
 from forethought.spaces.spec import EnvSpec
 
 PARTS = ("encoder", "dynamics", "reward", "termination", "q", "aux_value", "tasks")
@@ -298,8 +299,7 @@ class TDMPC2(Agent):
             stored = nested.tree_map(lambda leaf: leaf.cpu().numpy(), action)
             action = torch.from_numpy(self.codec.encode(stored)).to(self.device)  # [T, B]
         if legal is not None:
-            # Where all is over nothing may be legal, and what is there does not count.
-            legal = (legal != 0) | ~legal.any(-1, keepdim=True)  # [T+1, B, N]
+            legal = stored_legal(legal)  # [T+1, B, N]
         obs = self.observations.of_batch(batch.obs)
         present = until_the_end(batch.terminated) if self.past_ends else None
         return TensorBatch(obs, action, batch.reward, batch.terminated, legal, task, present)

@@ -30,6 +30,8 @@ SIZES = {
 
 LATENT_OF = {(19, 30): 512}
 """Latents by size and number of tasks, where official ones are not those of the table (mt30)."""
+MOST_LAYERS = 100
+"""Of an encoder, and of heads: far more are built one by one until all memory is full."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +73,10 @@ class ModelConfig:
         for name in ("encoder_units", "mlp_units", "latent_dim", "task_dim"):
             value = getattr(self, name)
             require(value is None or value >= 1, where + name, value, "at least 1")
-        layers, heads = self.encoder_layers, self.num_q
-        require(layers is None or layers >= 2, where + "encoder_layers", layers, "at least 2")
-        require(
-            heads is None or heads >= 2,
-            where + "num_q",
-            heads,
-            "at least 2 (targets use two)",
-        )
+        for name in ("encoder_layers", "num_q"):  # targets use two heads
+            value = getattr(self, name)
+            ok = value is None or 2 <= value <= MOST_LAYERS
+            require(ok, where + name, value, f"from 2 to {MOST_LAYERS}")
         require(0 <= self.dropout < 1, where + "dropout", self.dropout, "at least 0 and below 1")
         require(self.simnorm_dim >= 2, where + "simnorm_dim", self.simnorm_dim, "at least 2")
         require(
