@@ -119,10 +119,9 @@ def test_log_std_stays_within_its_bounds(
     bounds: Any, raw: list[float], wanted: list[float]
 ) -> None:
     policy = GaussianPolicy(1, 3, (2,), bounds)
-    with torch.no_grad():
-        policy.net.weights[-1].zero_()
-        policy.net.biases[-1].copy_(torch.tensor([0.0, 0.0, 0.0, *raw]))
-    torch.testing.assert_close(policy(torch.zeros(1, 1))[1][0], torch.tensor(wanted))
+    mean, log_std = policy.bounded(torch.tensor([[7.0, 8.0, 9.0, *raw]]))
+    assert mean[0].tolist() == [7.0, 8.0, 9.0]
+    torch.testing.assert_close(log_std[0], torch.tensor(wanted))
 
 
 # What a loss may touch
