@@ -4,16 +4,18 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import shutil
 import sys
 
 import pytest
 import torch
 
+from forethought.agents.sac.config import SACConfig
 from forethought.agents.tdmpc2.agent import _refuse_idle_termination
 from forethought.agents.tdmpc2.config import LearningRates, TDMPC2Config
 from forethought.cli import main
-from forethought.config import ConfigError
+from forethought.config import ConfigError, from_dict
 from forethought.extras import install_extra
 from forethought.replay import blocks
 from forethought.training.device import networks_must_fit
@@ -286,20 +288,25 @@ def test_a_damaged_configuration_of_a_run_is_named(refused, finished_run, conten
 
 
 @pytest.mark.parametrize(
-    ("agent", "task", "flags"),
+    ("agent", "flags"),
     [
-        ("dqn", "gym:CartPole-v1", ["--agent.distribution", "c51", "--agent.distribution.atoms"]),
-        ("sac", "gym:Pendulum-v1", ["--agent.critics"]),
-        ("tdmpc2", "gym:Pendulum-v1", ["--agent.model.bins"]),
+        ("sac", ["--agent.critics", "100", "--agent.hidden", "8192", "8192"]),
+        ("td3", ["--agent.hidden", *["12000"] * 10]),
+        ("dqn", ["--agent.network", "mlp", "--agent.network.layers", *["12000"] * 10]),
+        ("tdmpc2", ["--agent.model.num_q", "20", "--agent.model.mlp_units", "8192"]),
     ],
 )
-@pytest.mark.parametrize("size", [10**14, 10**18])  # of the second, no number holds the bytes
-def test_networks_that_fit_into_no_memory_are_refused(refused, agent, task, flags, size):
-    words = ["train", agent, task, "--preset", "debug", *flags, str(size), "--out", "x"]
+def test_networks_that_fit_into_no_memory_are_refused(refused, monkeypatch, agent, flags):
+    """Also where each of their parts would fit: Linux gives more than there is, and then kills."""
+    monkeypatch.setattr("forethought.training.device.available_bytes", lambda device: 0)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    task = "gym:CartPole-v1" if agent == "dqn" else "gym:Pendulum-v1"
+    words = ["train", agent, task, "--preset", "debug", *flags, "--out", "x"]
     assert refused(*words) == (
         f"The networks of {agent} do not fit into the memory of cpu: choose smaller sizes for a "
         "new agent, another device for a trained one."
     )
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_other_errors_of_building_an_agent_are_not_taken_for_memory():
@@ -321,3 +328,61 @@ def test_the_device_whose_memory_was_too_small_is_named(error, where):
     told = pytest.raises(ConfigError, match=f"networks of x do not fit into the memory of {where}:")
     with told, networks_must_fit("x", torch.device("cuda:1")):
         raise error
+
+
+@pytest.mark.parametrize(
+    ("agent", "key", "before", "least", "most"),
+    [
+        ("sac", "agent.critics", (), 1, 100),
+        ("td3", "agent.critics", (), 1, 100),
+        ("dqn", "agent.distribution.atoms", ("--agent.distribution", "c51"), 2, 65_536),
+        ("dqn", "agent.distribution.quantiles", ("--agent.distribution", "qr"), 1, 65_536),
+        ("dqn", "agent.distribution.taus", ("--agent.distribution", "iqn"), 1, 65_536),
+        ("tdmpc2", "agent.model.bins", (), 2, 65_536),
+        ("tdmpc2", "agent.model.mlp_units", (), 1, 65_536),
+        ("tdmpc2", "agent.model.encoder_layers", (), 2, 100),
+        ("tdmpc2", "agent.model.num_q", (), 2, 100),
+        ("tdmpc2", "agent.image.channels", (), 1, 4_096),
+        ("tdmpc2", "agent.planner.samples", (), 1, 65_536),
+    ],
+)
+def test_a_size_beyond_all_networks_is_named(refused, agent, key, before, least, most):
+    task = "gym:CartPole-v1" if agent == "dqn" else "gym:Pendulum-v1"
+    words = ["train", agent, task, "--preset", "debug", *before, f"--{key}"]
+    for size in (least - 1, most + 1, 10**19):
+        said = refused(*words, str(size), "--out", "x")
+        assert said == f"{key} is {size}, but must be from {least} to {most:,}."
+
+
+@pytest.mark.parametrize(
+    ("agent", "key", "most"), [("sac", "agent.hidden", 65_536), ("td3", "agent.hidden", 65_536)]
+)
+def test_units_of_each_layer_and_their_number_have_a_limit(refused, agent, key, most):
+    words = ["train", agent, "gym:Pendulum-v1", "--out", "x", f"--{key}"]
+    said = refused(*words, "64", str(most + 1))
+    assert said == f"{key} is [64, {most + 1}], but must be from 1 to {most:,} each."
+    assert "but must be those of 100 layers at most" in refused(*words, *["8"] * 101)
+
+
+def test_the_largest_sizes_are_taken():
+    from_dict(SACConfig, {"critics": 100, "hidden": [65_536] * 100}, "agent")
+    model = {"num_q": 100, "encoder_layers": 100, "bins": 65_536, "mlp_units": 65_536}
+    from_dict(TDMPC2Config, {"model": model, "planner": {"samples": 65_536}}, "agent")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")])
+@pytest.mark.parametrize("verb", ["resume", "evaluate"])
+def test_memory_that_a_checkpoint_does_not_find_is_no_damage(
+    refused, finished_run, monkeypatch, verb, error
+):
+    """An agent that is loaded on a full device keeps its newest checkpoint."""
+
+    def full(self, json, tensors):
+        raise error
+
+    before = sorted((finished_run / "checkpoints").iterdir())
+    monkeypatch.setattr("forethought.agents.tdmpc2.agent.TDMPC2.restore", full)
+    steps = ["--steps", "40"] if verb == "resume" else []
+    said = refused(verb, "done", *steps, codes=(1,))
+    assert "There is not enough memory for " in said and "step-000000020" in said
+    assert sorted((finished_run / "checkpoints").iterdir()) == before

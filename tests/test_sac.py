@@ -124,6 +124,14 @@ def test_log_std_stays_within_its_bounds(
     torch.testing.assert_close(log_std[0], torch.tensor(wanted))
 
 
+def test_what_a_policy_gives_is_bounded() -> None:
+    actor = make_agent("sac").model.actor
+    with torch.no_grad():
+        actor.net.biases[-1][..., ACTION:] = 50.0
+    _, log_std = actor(torch.zeros(1, OBS))
+    assert log_std.tolist() == [[2.0] * ACTION]
+
+
 # What a loss may touch
 
 
@@ -242,7 +250,7 @@ def test_a_temperature_that_is_not_finite_leaves_the_actor_as_it_is() -> None:
         (lambda: FixedEntropy(alpha=-1), r"agent\.entropy\.alpha is -1, but must be at least 0"),
         (lambda: ClampedLogStd(2, -5), r"agent\.log_std\.min is 2, but must be below .* \(-5\)"),
         (lambda: SACConfig(policy_delay=0), r"agent\.policy_delay is 0, but must be at least 1"),
-        (lambda: SACConfig(critics=0), r"agent\.critics is 0, but must be at least 1"),
+        (lambda: SACConfig(critics=0), r"agent\.critics is 0, but must be from 1 to 100"),
         (lambda: SACConfig(gamma=1.5), r"agent\.gamma is 1\.5, but must be above 0"),
         (lambda: SACConfig(tau=0.0), r"agent\.tau is 0\.0, but must be above 0"),
     ],

@@ -121,7 +121,7 @@ def test_exploration_noise_has_its_width_and_evaluation_has_none() -> None:
             r"target_noise_clip is 0\.3, but must be left out: .* agent\.target_noise is 0\.0",
         ),
         ({"policy_delay": 0}, r"agent\.policy_delay is 0, but must be at least 1"),
-        ({"hidden": (0,)}, r"agent\.hidden is \(0,\), but must be at least 1 each"),
+        ({"hidden": (0,)}, r"agent\.hidden is \[0\], but must be from 1 to 65,536 each"),
     ],
 )
 def test_values_out_of_range_are_refused(options: Any, sentence: str) -> None:

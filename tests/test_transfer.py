@@ -322,6 +322,23 @@ def test_lengths_of_steps_are_compared_task_by_task(there, here, sentence):
     assert told is None if sentence is None else sentence in told
 
 
+def test_a_new_task_is_compared_with_the_one_it_begins_like(many, tmp_path, capsys, monkeypatch):
+    """Of two tasks with lengths of their own, train.init_task names the one that counts."""
+    repeats = {SHORT: 1, LONG: 3}
+
+    def held(config):
+        return {OTHER: 3} if config.task == OTHER else repeats
+
+    monkeypatch.setattr("forethought.training.init_from.action_repeats", held)
+    words = ["train", "tdmpc2", OTHER, *QUICK, "--track.console", "true"]
+    words += ["--train.init_from", str(many), "--train.init_task"]
+    for like, told in ((SHORT, True), (LONG, False)):
+        capsys.readouterr()
+        assert cli.main([*words, like, "--out", str(tmp_path / f"like-{told}")]) == 0
+        said = " ".join(capsys.readouterr().err.split())
+        assert ("An action is held for 3 frames here and was for 1 frame there" in said) is told
+
+
 def test_every_task_of_several_has_a_length():
     config = build_run_config("tdmpc2", PAIR, TDMPC2Config, [{"env": {"action_repeat": 3}}])
     assert action_repeats(config) == {SHORT: 3, LONG: 3}

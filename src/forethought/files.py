@@ -28,7 +28,7 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from forethought.config import ForethoughtError
+from forethought.config import ForethoughtError, MemoryRefused, memory_refused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +55,18 @@ _REPLACED = ".old-"
 
 class FileError(ForethoughtError):
     """A file or directory of a run cannot be read or written."""
+
+
+UNFIT = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What taking over the content of a file may trip over."""
 
 
 def _no_fault(stage: str) -> None:
@@ -253,7 +265,8 @@ def load_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
     except OSError as error:
         raise _not_read(path, error) from error
     # The last ones are torch's, for shapes and types that safetensors knows and torch does not.
-    except (SafetensorError, ValueError, OverflowError, RuntimeError, TypeError, KeyError) as error:
+    except (SafetensorError, *UNFIT) as error:
+        _refuse_as_memory(path, error)
         raise FileError(
             f"{path} is damaged: it is not a safetensors file ({_first_line(error)})."
         ) from error
@@ -513,10 +526,14 @@ def require_files(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def content_of(path: Path) -> Iterator[None]:
-    """While the block takes over what was read from `path`: what it trips over is one sentence."""
+    """While the block takes over what was read from `path`: what it trips over is one sentence.
+
+    Memory that is refused meanwhile is no fault of the file.
+    """
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+    except UNFIT as e:
+        _refuse_as_memory(path, e)
         reason = f"{type(e).__name__}: {_first_line(e)}"
         raise FileError(f"{path} does not hold what it must ({reason}).") from e
 
@@ -565,6 +582,16 @@ def versions() -> dict[str, str]:
 def _first_line(error: Exception) -> str:
     """An error in one line: torch's go on with a list of its own functions."""
     return (str(error).splitlines() or [""])[0].rstrip(".")[:200]
+
+
+def _refuse_as_memory(path: Path, error: Exception) -> None:
+    """Says so where memory was too small for what is in a file, which may be all right."""
+    if memory_refused(error):
+        reason = _first_line(error) or "it was refused"
+        raise MemoryRefused(
+            f"There is not enough memory for {path} ({reason}): close other programs, or use a "
+            "device with more. The file is kept as it is."
+        ) from error
 
 
 def _not_written(path: Path, error: OSError) -> FileError:

@@ -415,6 +415,24 @@ def test_targets_look_at_legal_actions_only():
     assert batch.next_legal[:, 2].any() and not batch.next_legal[:, 1].any()
 
 
+def test_a_last_row_without_legal_actions_spoils_no_update():
+    """Where all is over nothing may be legal; a soft value over nothing would be no number."""
+    agent = make_agent(options(n_step=1, munchausen={"kind": "on"}), spec=masked_spec())
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        last = i % 10 == 9
+        row = {
+            "obs": rng.normal(size=OBS).astype(np.float32),
+            "action_mask": np.full(ACTIONS, not last),
+            "terminated": last,
+            "truncated": False,
+            "is_first": i % 10 == 0,
+        }
+        row |= {} if i % 10 == 0 else {"action": np.int64(0), "reward": 1.0}
+        agent.store_transition(row)
+    assert agent.train(5)["nonfinite"] == 0
+
+
 def test_a_missing_mask_is_told():
     agent = make_agent(spec=masked_spec())
     with pytest.raises(ForethoughtError, match="there is no 'legal' in the info given"):

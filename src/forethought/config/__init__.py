@@ -9,7 +9,15 @@ reading.py   dataclasses from plain data and back    layers.py   layering, what 
 run.py       the whole run
 """
 
-from forethought.config.errors import ConfigError, ForethoughtError, nearest, require, unknown
+from forethought.config.errors import (
+    ConfigError,
+    ForethoughtError,
+    MemoryRefused,
+    memory_refused,
+    nearest,
+    require,
+    unknown,
+)
 from forethought.config.groups import (
     ATARI,
     LONGEST_TIMEOUT_SECONDS,
@@ -29,18 +37,29 @@ from forethought.config.groups import (
     replay_kinds,
 )
 from forethought.config.layers import diff, flatten, layer, merge, refuse_idle
+from forethought.config.limits import (
+    MOST_CHANNELS,
+    MOST_PARTS,
+    MOST_UNITS,
+    require_size,
+    require_sizes,
+)
 from forethought.config.reading import default_kind, field_types, from_dict, to_dict, union_members
 from forethought.config.run import RunConfig, build_run_config, check_options, refuse_idle_groups
 
 __all__ = [
     "ATARI",
     "LONGEST_TIMEOUT_SECONDS",
+    "MOST_CHANNELS",
+    "MOST_PARTS",
+    "MOST_UNITS",
     "AtariConfig",
     "ConfigError",
     "EnvConfig",
     "EpisodeReplayConfig",
     "EvalConfig",
     "ForethoughtError",
+    "MemoryRefused",
     "OfflineConfig",
     "PrioritizedReplayConfig",
     "ReplayConfig",
@@ -59,12 +78,15 @@ __all__ = [
     "flatten",
     "from_dict",
     "layer",
+    "memory_refused",
     "merge",
     "nearest",
     "refuse_idle",
     "refuse_idle_groups",
     "replay_kinds",
     "require",
+    "require_size",
+    "require_sizes",
     "to_dict",
     "union_members",
     "unknown",

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Literal
 
 
 class ForethoughtError(Exception):
@@ -10,6 +11,22 @@ class ForethoughtError(Exception):
 
 class ConfigError(ForethoughtError):
     """Bad input, found before work began."""
+
+
+class MemoryRefused(ForethoughtError):
+    """Memory that could not be had: nothing is wrong with what was to be put into it."""
+
+
+CPU_REFUSALS = ("can't allocate memory", "Storage size calculation overflowed")
+"""Words of torch's errors for main memory, which have no type of their own."""
+
+
+def memory_refused(error: BaseException) -> Literal["cpu", "device", None]:
+    """Whose memory an error says was too small, if it is about memory at all."""
+    text = str(error)
+    if isinstance(error, MemoryError) or any(words in text for words in CPU_REFUSALS):
+        return "cpu"
+    return "device" if isinstance(error, RuntimeError) and "out of memory" in text else None
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:

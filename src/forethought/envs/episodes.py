@@ -228,7 +228,7 @@ def legal_random(
     """A random action per environment, within the `action_mask` where the task declares one; of
     several tasks, zero where it is padding."""
     if spec.tasks:
-        taken = multi.action_masks(spec)[[int(info["task"]) for info in infos]]
+        taken = multi.action_masks(spec)[[multi.number_of(info["task"], spec) for info in infos]]
         return random_action(spec, stream, len(infos)) * taken
     source = spec.mask_source
     mask = None if source is None else np.stack([info[source] for info in infos])

@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
-from forethought.config import ConfigError, check_device
+from forethought.config import ConfigError, check_device, memory_refused
+from forethought.replay.memory import HEADROOM, available_bytes
+
+LEAST_ROOM = 2**30
+"""Bytes that may be asked for however little is free: threads reserve what they never use."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -49,16 +54,43 @@ def keep_freed_memory() -> None:
 
 @contextlib.contextmanager
 def networks_must_fit(agent: str, device: torch.device) -> Iterator[None]:
-    """Memory that is refused while an agent is built or loaded is a sentence."""
+    """Memory that is refused while the networks of an agent are built is a sentence.
+
+    Weights are drawn by the CPU, also for an agent that lives elsewhere.
+    """
     try:
-        yield
+        with _no_more_than_is_free():
+            yield
     except (MemoryError, RuntimeError) as error:
-        # Weights are drawn by the CPU, whose refusals have no type of their own.
-        words = ("can't allocate memory", "Storage size calculation overflowed")
-        of_cpu = isinstance(error, MemoryError) or any(word in str(error) for word in words)
-        if not of_cpu and "out of memory" not in str(error):
+        where = memory_refused(error)
+        if where is None:
             raise
         raise ConfigError(
-            f"The networks of {agent} do not fit into the memory of {'cpu' if of_cpu else device}: "
-            "choose smaller sizes for a new agent, another device for a trained one."
+            f"The networks of {agent} do not fit into the memory of "
+            f"{'cpu' if where == 'cpu' else device}: choose smaller sizes for a new agent, another "
+            "device for a trained one."
         ) from error
+
+
+@contextlib.contextmanager
+def _no_more_than_is_free() -> Iterator[None]:
+    """Main memory beyond what is free is refused, while the block lasts.
+
+    By itself Linux grants many parts that fit one by one but not together, and kills the process,
+    or another, when they are filled.
+    """
+    free, held = available_bytes(torch.device("cpu")), Path("/proc/self/statm")
+    if free is None or not held.exists():
+        yield
+        return
+    import resource  # where there is /proc, there is this
+
+    pages = int(held.read_text().split()[0])
+    most = pages * resource.getpagesize() + max(int(HEADROOM * free), LEAST_ROOM)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    bounds = [most, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -21,7 +21,7 @@ import yaml
 
 from forethought import files
 from forethought.agents.base import Agent
-from forethought.config import ConfigError, ForethoughtError, RunConfig, to_dict
+from forethought.config import ConfigError, ForethoughtError, MemoryRefused, RunConfig, to_dict
 from forethought.envs.episodes import EvaluationInterrupted
 from forethought.files import FileError
 from forethought.tracking import RunDirectory, make_sinks
@@ -176,6 +176,8 @@ def _newest_that_fits(
             ) from error
         try:
             try_out(folder, agent, checkpoints.run.replay)
+        except MemoryRefused:
+            raise  # an older checkpoint would cost what was learned since, and needs as much
         except ForethoughtError as error:
             unfit[folder.name] = str(error)
         else:

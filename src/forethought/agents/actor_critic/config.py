@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from forethought.config import require
+from forethought.config import MOST_PARTS, MOST_UNITS, require, require_size, require_sizes
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class ActorCriticConfig:
     lr: LearningRates = field(default_factory=LearningRates)
 
     def __post_init__(self) -> None:
-        self.check("hidden", all(units >= 1 for units in self.hidden), "at least 1 each")
-        self.check("critics", self.critics >= 1, "at least 1")
+        require_sizes("agent.hidden", self.hidden, MOST_UNITS)
+        require_size("agent.critics", self.critics, 1, MOST_PARTS)
         self.check("batch_size", self.batch_size >= 1, "at least 1")
         self.check("gamma", 0 < self.gamma <= 1, "above 0 and at most 1")
         self.check("tau", 0 < self.tau <= 1, "above 0 and at most 1")

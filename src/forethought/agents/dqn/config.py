@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from forethought.config import ConfigError, require
-
-MOST_UNITS, MOST_CHANNELS = 65_536, 4_096
-"""Of one layer (4,096 also bounds kernels and strides): a slip of the finger would ask for more
-memory than there is."""
+from forethought.config import (
+    MOST_CHANNELS,
+    MOST_UNITS,
+    ConfigError,
+    require,
+    require_size,
+    require_sizes,
+)
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,8 @@ class Nature:
     def __post_init__(self) -> None:
         for name in ("channels", "kernels", "strides"):
             values, where = getattr(self, name), f"agent.network.{name}"
-            ok = all(1 <= x <= MOST_CHANNELS for x in values)
-            rule = f"at least one number, each from 1 to {MOST_CHANNELS:,}"
-            require(bool(values) and ok, where, list(values), rule)
+            require(bool(values), where, list(values), "at least one number")
+            require_sizes(where, values, MOST_CHANNELS)
             rule = f"as many as agent.network.channels ({len(self.channels)})"
             require(len(values) == len(self.channels), where, list(values), rule)
         _check_units(self.hidden_units)
@@ -64,10 +66,9 @@ class Impala:
     """Units of the hidden layer; with agent.dueling, of that of each stream."""
 
     def __post_init__(self) -> None:
-        rule = f"at least 1 and at most {MOST_CHANNELS // 32}"
-        require(1 <= self.width <= MOST_CHANNELS // 32, "agent.network.width", self.width, rule)
-        cells = self.pool_cells
-        require(cells is None or cells >= 1, "agent.network.pool_cells", cells, "at least 1")
+        require_size("agent.network.width", self.width, 1, MOST_CHANNELS // 32)
+        if self.pool_cells is not None:
+            require_size("agent.network.pool_cells", self.pool_cells, 1, MOST_CHANNELS)
         _check_units(self.hidden_units)
 
 
@@ -82,8 +83,7 @@ class MinAtar:
     """Units of the hidden layer; with agent.dueling, of that of each stream."""
 
     def __post_init__(self) -> None:
-        channels, rule = self.channels, f"at least 1 and at most {MOST_CHANNELS:,}"
-        require(1 <= channels <= MOST_CHANNELS, "agent.network.channels", channels, rule)
+        require_size("agent.network.channels", self.channels, 1, MOST_CHANNELS)
         _check_units(self.hidden_units)
 
 
@@ -98,15 +98,12 @@ class Mlp:
     """Units of the last hidden layer; with agent.dueling, of that of each stream."""
 
     def __post_init__(self) -> None:
-        ok = all(1 <= x <= MOST_UNITS for x in self.layers)
-        rule = f"from 1 to {MOST_UNITS:,} each"
-        require(ok, "agent.network.layers", list(self.layers), rule)
+        require_sizes("agent.network.layers", self.layers, MOST_UNITS)
         _check_units(self.hidden_units)
 
 
 def _check_units(units: int) -> None:
-    rule = f"at least 1 and at most {MOST_UNITS:,}"
-    require(1 <= units <= MOST_UNITS, "agent.network.hidden_units", units, rule)
+    require_size("agent.network.hidden_units", units, 1, MOST_UNITS)
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ class C51:
     """The highest of them."""
 
     def __post_init__(self) -> None:
-        require(self.atoms >= 2, "agent.distribution.atoms", self.atoms, "at least 2")
+        require_size("agent.distribution.atoms", self.atoms, 2, MOST_UNITS)
         rule = f"below agent.distribution.v_max ({self.v_max})"
         require(self.v_min < self.v_max, "agent.distribution.v_min", self.v_min, rule)
 
@@ -172,8 +169,7 @@ class IQN:
 
 def _check_counts(config: QR | IQN, *names: str) -> None:
     for name in names:
-        value = getattr(config, name)
-        require(value >= 1, f"agent.distribution.{name}", value, "at least 1")
+        require_size(f"agent.distribution.{name}", getattr(config, name), 1, MOST_UNITS)
 
 
 @dataclass(frozen=True)

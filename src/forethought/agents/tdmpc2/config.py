@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from forethought.agents.tdmpc2.gammas import MultiGammaConfig
-from forethought.config import refuse_idle, require
+from forethought.config import (
+    MOST_CHANNELS,
+    MOST_PARTS,
+    MOST_UNITS,
+    refuse_idle,
+    require,
+    require_size,
+    require_sizes,
+)
 
 
 @dataclass(frozen=True)
@@ -30,8 +38,6 @@ SIZES = {
 
 LATENT_OF = {(19, 30): 512}
 """Latents by size and number of tasks, where official ones are not those of the table (mt30)."""
-MOST_LAYERS = 100
-"""Of an encoder, and of heads: far more are built one by one until all memory is full."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +76,21 @@ class ModelConfig:
     def __post_init__(self) -> None:
         where = "agent.model."
         require(self.size in SIZES, where + "size", self.size, f"one of {sorted(SIZES)}")
-        for name in ("encoder_units", "mlp_units", "latent_dim", "task_dim"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, where + name, value, "at least 1")
-        for name in ("encoder_layers", "num_q"):  # targets use two heads
-            value = getattr(self, name)
-            ok = value is None or 2 <= value <= MOST_LAYERS
-            require(ok, where + name, value, f"from 2 to {MOST_LAYERS}")
+        sizes = dict.fromkeys(
+            ("encoder_units", "mlp_units", "latent_dim", "task_dim"), (1, MOST_UNITS)
+        )
+        sizes |= dict.fromkeys(("encoder_layers", "num_q"), (2, MOST_PARTS))  # targets use two Q
+        sizes |= dict.fromkeys(("simnorm_dim", "bins"), (2, MOST_UNITS))
+        for name, bounds in sizes.items():
+            if getattr(self, name) is not None:
+                require_size(where + name, getattr(self, name), *bounds)
         require(0 <= self.dropout < 1, where + "dropout", self.dropout, "at least 0 and below 1")
-        require(self.simnorm_dim >= 2, where + "simnorm_dim", self.simnorm_dim, "at least 2")
         require(
             self.resolved.latent_dim % self.simnorm_dim == 0,
             where + "latent_dim",
             self.resolved.latent_dim,
             f"a multiple of agent.model.simnorm_dim ({self.simnorm_dim})",
         )
-        require(self.bins >= 2, where + "bins", self.bins, "at least 2")
         require(
             self.bin_low < self.bin_high,
             where + "bin_low",
@@ -147,10 +152,9 @@ class ImageConfig:
         )
         pixels = self.shift_pixels
         require(pixels is None or pixels >= 0, where + "shift_pixels", pixels, "at least 0")
-        require(self.channels >= 1, where + "channels", self.channels, "at least 1")
+        require_size(where + "channels", self.channels, 1, MOST_CHANNELS)
         for name in ("kernels", "strides"):
-            values = getattr(self, name)
-            require(all(x >= 1 for x in values), where + name, list(values), "at least 1 each")
+            require_sizes(where + name, getattr(self, name), MOST_CHANNELS)
         rule = f"as many as agent.image.kernels ({len(self.kernels)})"
         same = len(self.kernels) == len(self.strides)
         require(same, where + "strides", list(self.strides), rule)
@@ -179,7 +183,7 @@ class PlannerConfig:
 
     def __post_init__(self) -> None:
         where = "agent.planner."
-        require(self.samples >= 1, where + "samples", self.samples, "at least 1")
+        require_size(where + "samples", self.samples, 1, MOST_UNITS)
         require(
             1 <= self.elites <= self.samples,
             where + "elites",
