@@ -16,7 +16,6 @@ from forethought.cli import main
 from forethought.config import ForethoughtError
 from forethought.data import Dataset, from_gym_steps, verify, write_dataset
 from forethought.data.importers import import_dataset
-from forethought.data.minari import _written_bytes
 from forethought.files import FileError
 from forethought.spaces.spec import EnvSpec
 from tests.data_stubs import make_dataset
@@ -213,13 +212,26 @@ def test_case_07_hdf5_that_reaches_into_other_files_is_refused(tmp_path, kind):
 
 @pytest.mark.parametrize("packed", [{}, {"compression": "gzip"}, {"scaleoffset": 0}])
 def test_a_column_that_is_packed_well_is_read(tmp_path, packed):
-    """A million equal numbers in a few kilobytes."""
-    steps = 1_000_000
+    """Equal rewards of a long episode, in a few kilobytes."""
+    steps = 200_000
+    folder = write_minari(tmp_path / "m", [minari_episode(steps)], **BOX)
+    with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_0"]["rewards"]
+        ones = np.ones(steps, np.int64)
+        how = {"chunks": True} | packed
+        file["episode_0"].create_dataset("rewards", data=ones, **how)
+    shard = import_dataset(folder, tmp_path / "out").shards[0]
+    assert np.array_equal(shard.columns["reward"][1:], np.ones(steps, np.float32))
+
+
+@pytest.mark.parametrize("wrong", [1.0, "nothing"])
+def test_a_single_number_in_place_of_a_column_is_refused(tmp_path, wrong):
     folder = write_minari(tmp_path / "m", [minari_episode(5)], **BOX)
     with h5py.File(folder / "data" / "main_data.hdf5", "a") as file:
-        ones = np.ones(steps, np.int32)
-        found = file.create_dataset("ones", data=ones, **({"chunks": True} | packed))
-        assert _written_bytes(found) >= ones.nbytes
+        del file["episode_0"]["rewards"]
+        data = h5py.Empty("f8") if wrong == "nothing" else wrong
+        file["episode_0"].create_dataset("rewards", data=data)
+    refused(folder, tmp_path / "out", "/episode_0/rewards is not a column")
 
 
 @pytest.mark.parametrize("chunks", [(1024,), None])
@@ -234,9 +246,12 @@ def test_a_column_of_terabytes_that_nobody_wrote_is_refused(tmp_path, chunks):
 
 def test_a_column_that_fits_into_no_memory_is_refused(tmp_path, monkeypatch):
     """Packed well, terabytes may have been written."""
-    monkeypatch.setattr("forethought.replay.memory.available_bytes", lambda device: 50)
-    folder = write_minari(tmp_path / "m", [minari_episode(5)], **BOX)
-    refused(folder, tmp_path / "out", ".hdf5: /episode_0/observations takes", "50 bytes are free")
+    steps, free = 50_000, 1_500_000
+    folder = write_minari(tmp_path / "m", [minari_episode(steps)], **BOX)
+    monkeypatch.setattr("forethought.replay.memory.available_bytes", lambda device: free)
+    # Observations fit (1.2 MB); actions (0.8 MB), which are in memory beside them, do not.
+    said = "/episode_0, up to its column /episode_0/actions, takes 2.0 MB", "1.5 MB are free"
+    refused(folder, tmp_path / "out", *said)
 
 
 def test_case_07_an_episode_that_is_a_link_is_refused(tmp_path):

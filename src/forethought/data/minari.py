@@ -37,6 +37,8 @@ METADATA, MAIN = "metadata.json", "main_data.hdf5"
 MAX_EPISODES = 10_000_000
 MOST_UNWRITTEN_BYTES = 1_000_000
 """HDF5 gives zeros for chunks that nobody wrote, terabytes of them for nothing."""
+MOST_UNASKED_BYTES = 1_000_000
+"""Of an episode, for which nobody asks how much memory is free: that takes longer than to read."""
 
 
 def import_minari(
@@ -136,6 +138,8 @@ class _Episode:
 
     def __init__(self, path: Path, group: Any) -> None:
         self.path, self.group = path, group
+        self.bytes = 0
+        """Of all columns read so far, which are in main memory together."""
 
     def read(self, name: str, space: gymnasium.Space[Any]) -> Any:
         """A nested value [T, ...] along its space."""
@@ -186,14 +190,20 @@ class _Episode:
                 f"{self.path}: {found.name} is of type {found.dtype} (text, or pictures as JPEG), "
                 "which is not imported."
             )
+        if not found.shape:  # one number, or nothing at all
+            raise DatasetError(
+                f"{self.path}: {found.name} is not a column: it has no number for each step."
+            )
         written = _written_bytes(found)
         if found.nbytes > written + MOST_UNWRITTEN_BYTES:
             raise DatasetError(
                 f"{self.path}: {found.name} says that it has {found.nbytes:,} bytes, but only "
                 f"{written:,} were ever written: refused, and nothing was written."
             )
-        what = f"{self.path}: {found.name}"  # packed, a few bytes may stand for as many as this
-        check_main_memory(what, found.nbytes, "import it on a machine that has room for it")
+        self.bytes += found.nbytes
+        if self.bytes > MOST_UNASKED_BYTES:  # packed, a few bytes may stand for terabytes
+            what = f"{self.path}: {self.group.name}, up to its column {found.name},"
+            check_main_memory(what, self.bytes, "import it on a machine that has room for it")
         values: NDArray[Any] = found[()]
         return values
 
