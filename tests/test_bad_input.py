@@ -309,6 +309,16 @@ def test_networks_that_fit_into_no_memory_are_refused(refused, monkeypatch, agen
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
+def test_address_space_is_limited_for_agents_of_the_cpu_alone(monkeypatch):
+    """CUDA reserves addresses for all memory of all devices when it is first used."""
+    monkeypatch.setattr("forethought.training.device.available_bytes", lambda device: 0)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with networks_must_fit("x", torch.device("cpu")):
+        assert resource.getrlimit(resource.RLIMIT_AS) != before
+    with networks_must_fit("x", torch.device("cuda")):
+        assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
 def test_other_errors_of_building_an_agent_are_not_taken_for_memory():
     with pytest.raises(RuntimeError, match="shapes"), networks_must_fit("x", torch.device("cpu")):
         raise RuntimeError("shapes do not fit")

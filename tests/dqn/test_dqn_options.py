@@ -279,7 +279,10 @@ def test_a_run_of_an_older_version_whose_auto_epsilon_has_keys_evaluates_and_res
     ("network", "words"),
     [
         ({"kind": "nature", "hidden_units": 10**9}, "hidden_units is 1000000000, .* to 65,536"),
-        ({"kind": "nature", "channels": [32, 64, 10**9]}, "channels is .*, from 1 to 4,096 each"),
+        (
+            {"kind": "nature", "channels": [32, 64, 10**9]},
+            "channels is .*, but must be from 1 to 4,096 each",
+        ),
         ({"kind": "impala", "width": 129}, "width is 129, but must be from 1 to 128"),
         ({"kind": "minatar", "channels": 5000}, "channels is 5000, .* to 4,096"),
         ({"kind": "mlp", "layers": [256, 70_000]}, "layers is .*, but must be from 1 to 65,536"),
