@@ -1,22 +1,27 @@
 """Bad input through the whole house: one sentence that names the thing, before work begins."""
 
+import errno
 import importlib.util
 import json
 import os
 import re
-import resource
 import shutil
 import sys
 
 import pytest
 import torch
 
+from forethought import make_agent, make_env
+from forethought.agents import registry
 from forethought.agents.sac.config import SACConfig
-from forethought.agents.tdmpc2.agent import _refuse_idle_termination
+from forethought.agents.td3.config import TD3Config
+from forethought.agents.tdmpc2.agent import TDMPC2, _refuse_idle_termination
 from forethought.agents.tdmpc2.config import LearningRates, TDMPC2Config
 from forethought.cli import main
-from forethought.config import ConfigError, from_dict
+from forethought.config import ConfigError, MemoryRefused, from_dict
 from forethought.extras import install_extra
+from forethought.files import load_tensors, save_tensors
+from forethought.presets.flags import nested
 from forethought.replay import blocks
 from forethought.training.device import networks_must_fit
 from tests.forked import forked
@@ -242,6 +247,14 @@ def finished_run(trained, empty_folder, capsys):
     return empty_folder / "done"
 
 
+@pytest.fixture
+def two_checkpoints(finished_run, capsys):
+    """It goes on, which leaves a second checkpoint; in the folder `two`."""
+    assert main(["resume", "done", "--steps", "40"]) == 0
+    capsys.readouterr()
+    return finished_run.rename("two")
+
+
 def test_an_unknown_policy_or_checkpoint_is_named(refused, finished_run):
     assert "rnadom" in refused("evaluate", PENDULUM, "--policy", "rnadom")
     assert "rnadom" in refused("evaluate", "done", "--policy", "rnadom")
@@ -287,36 +300,26 @@ def test_a_damaged_configuration_of_a_run_is_named(refused, finished_run, conten
         assert named in refused(verb, "done", codes=(1, 2))
 
 
-@pytest.mark.parametrize(
-    ("agent", "flags"),
-    [
-        ("sac", ["--agent.critics", "100", "--agent.hidden", "8192", "8192"]),
-        ("td3", ["--agent.hidden", *["12000"] * 10]),
-        ("dqn", ["--agent.network", "mlp", "--agent.network.layers", *["12000"] * 10]),
-        ("tdmpc2", ["--agent.model.num_q", "20", "--agent.model.mlp_units", "8192"]),
-    ],
-)
-def test_networks_that_fit_into_no_memory_are_refused(refused, monkeypatch, agent, flags):
-    """Also where each of their parts would fit: Linux gives more than there is, and then kills."""
-    monkeypatch.setattr("forethought.training.device.available_bytes", lambda device: 0)
-    before = resource.getrlimit(resource.RLIMIT_AS)
+@pytest.mark.parametrize("agent", ["sac", "td3", "dqn", "tdmpc2"])
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")])
+def test_networks_that_fit_into_no_memory_are_refused(refused, monkeypatch, agent, error):
+    """By the command and by the function."""
+
+    def full(self, *spec, **options):
+        raise error
+
     task = "gym:CartPole-v1" if agent == "dqn" else "gym:Pendulum-v1"
-    words = ["train", agent, task, "--preset", "debug", *flags, "--out", "x"]
-    assert refused(*words) == (
-        f"The networks of {agent} do not fit into the memory of cpu: choose smaller sizes for a "
-        "new agent, another device for a trained one."
+    monkeypatch.setattr(registry.agent_class(agent), "__init__", full)
+    sentence = (
+        f"The networks of {agent} do not fit into the memory of cpu: choose smaller sizes, or for "
+        "a trained agent a machine with more."
     )
-    assert resource.getrlimit(resource.RLIMIT_AS) == before
-
-
-def test_address_space_is_limited_for_agents_of_the_cpu_alone(monkeypatch):
-    """CUDA reserves addresses for all memory of all devices when it is first used."""
-    monkeypatch.setattr("forethought.training.device.available_bytes", lambda device: 0)
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    with networks_must_fit("x", torch.device("cpu")):
-        assert resource.getrlimit(resource.RLIMIT_AS) != before
-    with networks_must_fit("x", torch.device("cuda")):
-        assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert refused("train", agent, task, "--preset", "debug", "--out", "x") == sentence
+    env = make_env(task)
+    with pytest.raises(ConfigError) as told:
+        make_agent(agent, env)
+    env.close()
+    assert str(told.value) == sentence
 
 
 def test_other_errors_of_building_an_agent_are_not_taken_for_memory():
@@ -330,7 +333,9 @@ def test_other_errors_of_building_an_agent_are_not_taken_for_memory():
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), "cuda:1"),
         (RuntimeError("MPS backend out of memory (MPS allocated: 9.00 GB)"), "cuda:1"),
         (MemoryError(), "cpu"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "cuda:1"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "cpu"),
+        (RuntimeError("Storage size calculation overflowed with sizes=[10000000000]"), "cpu"),
     ],
 )
 def test_the_device_whose_memory_was_too_small_is_named(error, where):
@@ -349,7 +354,12 @@ def test_the_device_whose_memory_was_too_small_is_named(error, where):
         ("dqn", "agent.distribution.quantiles", ("--agent.distribution", "qr"), 1, 65_536),
         ("dqn", "agent.distribution.taus", ("--agent.distribution", "iqn"), 1, 65_536),
         ("tdmpc2", "agent.model.bins", (), 2, 65_536),
+        ("dqn", "agent.network.pool_cells", ("--agent.network", "impala"), 1, 4_096),
         ("tdmpc2", "agent.model.mlp_units", (), 1, 65_536),
+        ("tdmpc2", "agent.model.encoder_units", (), 1, 65_536),
+        ("tdmpc2", "agent.model.latent_dim", (), 1, 65_536),
+        ("tdmpc2", "agent.model.task_dim", (), 1, 65_536),
+        ("tdmpc2", "agent.model.simnorm_dim", (), 2, 65_536),
         ("tdmpc2", "agent.model.encoder_layers", (), 2, 100),
         ("tdmpc2", "agent.model.num_q", (), 2, 100),
         ("tdmpc2", "agent.image.channels", (), 1, 4_096),
@@ -365,13 +375,22 @@ def test_a_size_beyond_all_networks_is_named(refused, agent, key, before, least,
 
 
 @pytest.mark.parametrize(
-    ("agent", "key", "most"), [("sac", "agent.hidden", 65_536), ("td3", "agent.hidden", 65_536)]
+    ("config", "key", "most"),
+    [
+        (SACConfig, "agent.hidden", 65_536),
+        (TD3Config, "agent.hidden", 65_536),
+        (TDMPC2Config, "agent.image.kernels", 4_096),
+        (TDMPC2Config, "agent.image.strides", 4_096),
+    ],
 )
-def test_units_of_each_layer_and_their_number_have_a_limit(refused, agent, key, most):
-    words = ["train", agent, "gym:Pendulum-v1", "--out", "x", f"--{key}"]
-    said = refused(*words, "64", str(most + 1))
-    assert said == f"{key} is [64, {most + 1}], but must be from 1 to {most:,} each."
-    assert "but must be those of 100 layers at most" in refused(*words, *["8"] * 101)
+def test_units_of_each_layer_and_their_number_have_a_limit(config, key, most):
+    def said(*sizes):
+        with pytest.raises(ConfigError) as told:
+            from_dict(config, nested({key: sizes})["agent"], "agent")
+        return str(told.value)
+
+    assert said(64, most + 1) == f"{key} is [64, {most + 1}], but must be from 1 to {most:,} each."
+    assert said(*[8] * 101) == f"{key} has 101 layers, but at most 100 may be."
 
 
 def test_the_largest_sizes_are_taken():
@@ -380,19 +399,52 @@ def test_the_largest_sizes_are_taken():
     from_dict(TDMPC2Config, {"model": model, "planner": {"samples": 65_536}}, "agent")
 
 
-@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("std::bad_alloc"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])
 def test_memory_that_a_checkpoint_does_not_find_is_no_damage(
-    refused, finished_run, monkeypatch, verb, error
+    refused, two_checkpoints, monkeypatch, verb, error
 ):
-    """An agent that is loaded on a full device keeps its newest checkpoint."""
+    """An agent that is loaded on a full device keeps its newest checkpoint: an older one, which
+    would fit a moment later, is not taken in its place."""
+    restore = TDMPC2.restore
 
-    def full(self, json, tensors):
+    def full_at_first(self, json, tensors):
+        monkeypatch.setattr(TDMPC2, "restore", restore)
         raise error
 
-    before = sorted((finished_run / "checkpoints").iterdir())
-    monkeypatch.setattr("forethought.agents.tdmpc2.agent.TDMPC2.restore", full)
-    steps = ["--steps", "40"] if verb == "resume" else []
-    said = refused(verb, "done", *steps, codes=(1,))
-    assert "There is not enough memory for " in said and "step-000000020" in said
-    assert sorted((finished_run / "checkpoints").iterdir()) == before
+    before = sorted((two_checkpoints / "checkpoints").glob("step-*"))
+    assert len(before) == 2
+    monkeypatch.setattr(TDMPC2, "restore", full_at_first)
+    steps = ["--steps", "60"] if verb == "resume" else []
+    said = refused(verb, "two", *steps, codes=(1,))
+    assert "There is not enough memory for " in said and "step-000000040" in said
+    assert sorted((two_checkpoints / "checkpoints").glob("step-*")) == before
+
+
+def test_memory_that_weights_to_begin_from_do_not_find_is_a_sentence(
+    refused, finished_run, monkeypatch
+):
+    def full(self, *given):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(TDMPC2, "begin_with", full)
+    said = refused(*train("--train.init_from", "done", "--out", "x"), codes=(1,))
+    assert "There is not enough memory for " in said
+
+
+def test_memory_that_a_file_of_tensors_does_not_find_is_no_damage(tmp_path, monkeypatch):
+    def full(path, device):
+        raise MemoryError
+
+    save_tensors(tmp_path / "x.safetensors", {"x": torch.zeros(3)})
+    monkeypatch.setattr("safetensors.torch.load_file", full)
+    with pytest.raises(MemoryRefused, match=r"not enough memory for .*x\.safetensors"):
+        load_tensors(tmp_path / "x.safetensors")

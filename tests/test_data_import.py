@@ -13,6 +13,7 @@ import torch
 from forethought.config import ConfigError, ForethoughtError
 from forethought.data import DatasetError, OfflineReplay, verify
 from forethought.data.importers import import_dataset
+from forethought.data.layout import META
 from forethought.data.minari import import_minari
 from forethought.data.tdmpc2_chunks import import_tdmpc2, load_chunk
 from forethought.data.tdmpc2_tasks import MT30, MT80
@@ -47,6 +48,9 @@ def test_a_chunk_of_each_generation_is_read_without_tensordict(tmp_path, generat
 def test_chunks_become_a_dataset_of_several_tasks(tmp_path):
     folder = tmp_path / "mt"
     folder.mkdir()
+    (folder / META).write_text("{}")  # of whatever: without a manifest no dataset of ours
+    with pytest.raises(DatasetError, match="is neither a Minari folder"):
+        import_dataset(folder, tmp_path / "out")
     parts = [chunk_columns([0, 1, 0], seed=1), chunk_columns([1, 1], seed=2)]
     for number, columns in enumerate(parts):
         write_chunk(folder / f"chunk_{number}.pt", columns)
@@ -251,6 +255,7 @@ BOX = {"obs_space": box_json(3, -10.0, 10.0), "action_space": box_json(2, -2.0, 
 def test_a_minari_folder_is_imported(tmp_path):
     episodes = [minari_episode(7, terminated=True, seed=1), minari_episode(4, seed=2)]
     episodes[0]["infos"] = {"success": np.arange(8) == 7}
+    episodes[1]["infos"] = {"success": np.bool_(True)}  # of no step: nobody knows of what
     folder = write_minari(tmp_path / "expert-v0", episodes, **BOX)
     import_dataset(folder, tmp_path / "out")
     dataset = verify(tmp_path / "out")

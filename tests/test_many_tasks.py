@@ -117,6 +117,8 @@ def test_random_play_is_zero_in_the_padding():
     assert (drawn[:, 0, 1] == 0).all()
     assert (drawn[:, 0, 0] != 0).all()
     assert (drawn[:, 1] != 0).all()
+    with pytest.raises(ConfigError, match="task is -1, but must be a whole number from 0 to 1"):
+        legal_random(spec, np.random.default_rng(0), [{"task": 0}, {"task": -1}])
 
 
 @pytest.mark.parametrize(

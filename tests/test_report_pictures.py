@@ -167,3 +167,17 @@ def test_notes_are_printed_too(tmp_path, capsys, name):
 def test_the_page_says_when_the_iqm_cuts_nothing(tmp_path):
     make_run(tmp_path / "a", {100: 1.0})
     assert "of fewer than 4 seeds nothing is cut" in page(collect([tmp_path]))
+
+
+def test_long_titles_that_begin_or_end_alike_are_told_apart(tmp_path):
+    """Both ends of a title stay, and its middle goes."""
+    tasks = [f"multi:dmc:{first},dmc:cheetah-run,dmc:cup-catch,dmc:{last}" for first, last in ENDS]
+    for number, task in enumerate(tasks):
+        make_run(tmp_path / str(number), {1000: 100.0}, task=task)
+    figure = curves.learning_curves(collect([tmp_path]))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert len(set(titles)) == len(tasks)
+    assert all(len(title) <= curves.TITLE for title in titles)
+
+
+ENDS = [("walker-walk", "reacher-easy"), ("walker-walk", "finger-spin"), ("ball", "reacher-easy")]

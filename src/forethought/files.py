@@ -263,6 +263,7 @@ def load_tensors(path: Path, device: str = "cpu") -> dict[str, Tensor]:
     try:
         return load_file(path, device=device)
     except OSError as error:
+        _refuse_as_memory(path, error)
         raise _not_read(path, error) from error
     # The last ones are torch's, for shapes and types that safetensors knows and torch does not.
     except (SafetensorError, *UNFIT) as error:
@@ -532,6 +533,9 @@ def content_of(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except OSError as e:
+        _refuse_as_memory(path, e)
+        raise
     except UNFIT as e:
         _refuse_as_memory(path, e)
         reason = f"{type(e).__name__}: {_first_line(e)}"

@@ -246,12 +246,16 @@ def test_a_column_of_terabytes_that_nobody_wrote_is_refused(tmp_path, chunks):
 
 def test_a_column_that_fits_into_no_memory_is_refused(tmp_path, monkeypatch):
     """Packed well, terabytes may have been written."""
-    steps, free = 50_000, 1_500_000
-    folder = write_minari(tmp_path / "m", [minari_episode(steps)], **BOX)
-    monkeypatch.setattr("forethought.replay.memory.available_bytes", lambda device: free)
-    # Observations fit (1.2 MB); actions (0.8 MB), which are in memory beside them, do not.
-    said = "/episode_0, up to its column /episode_0/actions, takes 2.0 MB", "1.5 MB are free"
+    folder = write_minari(tmp_path / "m", [minari_episode(50_000)], **BOX)
+    free = "forethought.replay.memory.available_bytes"
+    monkeypatch.setattr(free, lambda device: 3_000_000)
+    # Observations fit (twice 1.2 MB); actions (0.8 MB), which are in memory beside them, do not.
+    said = "/episode_0, up to its column /episode_0/actions, takes 4.0 MB", "3.0 MB are free"
     refused(folder, tmp_path / "out", *said)
+    # What its own columns have taken is not missing a second time.
+    left = iter([6_000_000])
+    monkeypatch.setattr(free, lambda device: next(left, 1_000_000))
+    import_dataset(folder, tmp_path / "out")
 
 
 def test_case_07_an_episode_that_is_a_link_is_refused(tmp_path):

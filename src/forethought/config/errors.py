@@ -17,8 +17,9 @@ class MemoryRefused(ForethoughtError):
     """Memory that could not be had: nothing is wrong with what was to be put into it."""
 
 
-CPU_REFUSALS = ("can't allocate memory", "Storage size calculation overflowed")
-"""Words of torch's errors for main memory, which have no type of their own."""
+CPU_REFUSALS = ("can't allocate memory", "Cannot allocate memory", "bad_alloc")
+DEVICE_REFUSALS = ("out of memory", "ALLOC_FAILED")
+"""Words of torch's errors for main memory and for a device's, which have no type of their own."""
 
 
 def memory_refused(error: BaseException) -> Literal["cpu", "device", None]:
@@ -26,7 +27,8 @@ def memory_refused(error: BaseException) -> Literal["cpu", "device", None]:
     text = str(error)
     if isinstance(error, MemoryError) or any(words in text for words in CPU_REFUSALS):
         return "cpu"
-    return "device" if isinstance(error, RuntimeError) and "out of memory" in text else None
+    told = isinstance(error, RuntimeError) and any(words in text for words in DEVICE_REFUSALS)
+    return "device" if told else None
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from forethought.config.errors import require
+from forethought.config.errors import ConfigError, require
 
 MOST_UNITS = 65_536
 """Units of one layer; also bins, atoms, quantiles, and sequences that a planner scores."""
@@ -26,5 +26,6 @@ def require_size(key: str, size: int, least: int, most: int) -> None:
 def require_sizes(key: str, sizes: Iterable[int], most: int) -> None:
     """The same for a size of each layer."""
     found = list(sizes)
+    if len(found) > MOST_PARTS:
+        raise ConfigError(f"{key} has {len(found):,} layers, but at most {MOST_PARTS} may be.")
     require(all(1 <= size <= most for size in found), key, found, f"from 1 to {most:,} each")
-    require(len(found) <= MOST_PARTS, key, found[:3], f"those of {MOST_PARTS} layers at most")

@@ -29,7 +29,7 @@ from forethought.data.layout import DatasetError
 from forethought.data.space_json import space_from_json
 from forethought.data.writer import SHARD_BYTES, check_out, from_gym_steps, write_dataset
 from forethought.extras import install_extra
-from forethought.replay.memory import check_main_memory
+from forethought.replay.memory import check_room, free_main_memory
 from forethought.spaces.agent_view import agent_action, agent_space
 from forethought.spaces.spec import EnvSpec
 
@@ -37,6 +37,8 @@ METADATA, MAIN = "metadata.json", "main_data.hdf5"
 MAX_EPISODES = 10_000_000
 MOST_UNWRITTEN_BYTES = 1_000_000
 """HDF5 gives zeros for chunks that nobody wrote, terabytes of them for nothing."""
+COPIES = 2
+"""Of an episode in main memory: as it was read, and as it will be written."""
 MOST_UNASKED_BYTES = 1_000_000
 """Of an episode, for which nobody asks how much memory is free: that takes longer than to read."""
 
@@ -140,6 +142,8 @@ class _Episode:
         self.path, self.group = path, group
         self.bytes = 0
         """Of all columns read so far, which are in main memory together."""
+        self.free: int | None = None
+        """Bytes that were free before the first of the large ones, once somebody asked."""
 
     def read(self, name: str, space: gymnasium.Space[Any]) -> Any:
         """A nested value [T, ...] along its space."""
@@ -153,7 +157,10 @@ class _Episode:
         """The verdict beside the last observation, where there is one."""
         if "infos" not in self.group or "success" not in self._child(self.group, "infos"):
             return None
-        values = self._array(self._child(self.group, "infos"), "success")
+        infos = self._child(self.group, "infos")
+        if getattr(self._member(infos, "success"), "shape", None) == ():
+            return None  # of what, nobody knows: it has no number for each step
+        values = self._array(infos, "success")
         return float(values[-1]) if values.ndim == 1 and len(values) else None
 
     def _read(self, group: Any, name: str, space: gymnasium.Space[Any]) -> Any:
@@ -201,11 +208,19 @@ class _Episode:
                 f"{written:,} were ever written: refused, and nothing was written."
             )
         self.bytes += found.nbytes
-        if self.bytes > MOST_UNASKED_BYTES:  # packed, a few bytes may stand for terabytes
-            what = f"{self.path}: {self.group.name}, up to its column {found.name},"
-            check_main_memory(what, self.bytes, "import it on a machine that has room for it")
+        self._refuse_without_room(found.name)
         values: NDArray[Any] = found[()]
         return values
+
+    def _refuse_without_room(self, column: str) -> None:
+        """Packed, a few bytes of a file may stand for terabytes."""
+        if self.bytes <= MOST_UNASKED_BYTES:
+            return
+        if self.free is None:
+            self.free = free_main_memory()
+        what = f"{self.path}: {self.group.name}, up to its column {column},"
+        advice = "import it on a machine that has room for it"
+        check_room(what, COPIES * self.bytes, self.free, advice)
 
     def _member(self, group: Any, name: str) -> Any:
         if name not in group:

@@ -30,7 +30,7 @@ from forethought.data.columns import (
 from forethought.data.dataset import Dataset, Shard
 from forethought.data.layout import SPLITS
 from forethought.files import size_in_words
-from forethought.replay.memory import check_main_memory
+from forethought.replay.memory import check_room, free_main_memory
 from forethought.replay.rows import Batch, ReplayError, RowSpec, as_learned
 from forethought.replay.stacks import sources, windows
 from forethought.seeding import numpy_state, restore_numpy
@@ -103,7 +103,8 @@ class OfflineReplay:
         """Rows of the shards that are drawn from."""
         self.bytes_total = self.rows * self.row_spec.row_bytes
         if storage == "memory":
-            check_main_memory("The dataset", self.bytes_total, "leave it on the disk (mapped)")
+            advice = "leave it on the disk (mapped)"
+            check_room("The dataset", self.bytes_total, free_main_memory(), advice)
             for dataset in self.datasets:
                 files.verify(dataset.path)  # all is read anyway
         self._parts: list[Part] = make_parts(parts, self.row_spec, copy=storage == "memory")

@@ -64,9 +64,13 @@ def _check(row_bytes: float, envs: int, capacity_rows: int, free: int | None, wh
     )
 
 
-def check_main_memory(what: str, need: int, advice: str) -> None:
-    """Refuse to read into main memory what it has no room for."""
-    free = available_bytes(torch.device("cpu"))
+def free_main_memory() -> int | None:
+    """Bytes; None where nobody can say."""
+    return available_bytes(torch.device("cpu"))
+
+
+def check_room(what: str, need: int, free: int | None, advice: str) -> None:
+    """Refuse to read into main memory what it has no room for; None where nobody knows."""
     if free is not None and need > HEADROOM * free:
         raise ConfigError(
             f"{what} takes {words(need)} in main memory, of which {words(free)} are free: {advice}."

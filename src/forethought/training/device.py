@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
 from forethought.config import ConfigError, check_device, memory_refused
-from forethought.replay.memory import HEADROOM, available_bytes
 
-LEAST_ROOM = 2**30
-"""Bytes that may be asked for however little is free: threads reserve what they never use."""
+OVERFLOW = "Storage size calculation overflowed"
+"""Torch's words for a tensor whose bytes cannot even be counted."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -59,39 +57,13 @@ def networks_must_fit(agent: str, device: torch.device) -> Iterator[None]:
     Weights are drawn by the CPU, also for an agent that lives elsewhere.
     """
     try:
-        # CUDA begins by reserving addresses for far more than main memory: no limit beside it.
-        with _no_more_than_is_free() if device.type == "cpu" else contextlib.nullcontext():
-            yield
+        yield
     except (MemoryError, RuntimeError) as error:
-        where = memory_refused(error)
+        where = "cpu" if OVERFLOW in str(error) else memory_refused(error)
         if where is None:
             raise
         raise ConfigError(
             f"The networks of {agent} do not fit into the memory of "
-            f"{'cpu' if where == 'cpu' else device}: choose smaller sizes for a new agent, another "
-            "device for a trained one."
+            f"{'cpu' if where == 'cpu' else device}: choose smaller sizes, or for a trained agent "
+            "a machine with more."
         ) from error
-
-
-@contextlib.contextmanager
-def _no_more_than_is_free() -> Iterator[None]:
-    """Main memory beyond what is free is refused, while the block lasts.
-
-    By itself Linux grants many parts that fit one by one but not together, and kills the process,
-    or another, when they are filled.
-    """
-    free, held = available_bytes(torch.device("cpu")), Path("/proc/self/statm")
-    if free is None or not held.exists():
-        yield
-        return
-    import resource  # where there is /proc, there is this
-
-    pages = int(held.read_text().split()[0])
-    most = pages * resource.getpagesize() + max(int(HEADROOM * free), LEAST_ROOM)
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    bounds = [most, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
-    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -35,8 +35,8 @@ def begin_from(agent: Agent, config: RunConfig) -> None:
     told = f"{run.path} at {told_step(meta)} ({about['task']})"
     with files.content_of(folder / "agent.safetensors"):
         tensors = files.load_tensors(folder / "agent.safetensors")
-    task, like = str(about["task"]), config.train.init_task
-    agent.notes += agent.begin_with(tensors, task, told, like, meta)
+        task, like = str(about["task"]), config.train.init_task
+        agent.notes += agent.begin_with(tensors, task, told, like, meta)
     held = action_repeats(read_config(run))
     unequal = different_lengths(held, action_repeats(config), like)
     agent.notes += () if unequal is None else (unequal,)
