@@ -125,15 +125,34 @@ def test_the_page_of_tdmpc2_has_the_ablation_of_auxiliary_discounts():
         costs = found["overhead"]
         parts = (f"{costs[f'{name}_percent']:.1f}" for name in ("time", "parameters", "memory"))
         assert row(variant, *parts) in text
-    ends = {
-        (task, variant): entry["final_return_minus_a0"]
+    others = {
+        (task, variant): entry
         for task, entries in whole["tasks"].items()
         for variant, entry in entries.items()
         if variant != "a0"
     }
-    held = [f"{variant} on `{task}`" for (task, variant), end in ends.items() if end["high"] >= 0]
-    told = f"wholly below 0 in {len(ends) - len(held)} of {len(ends)} cases (all but "
-    assert told + " and ".join(held) + ")" in text
+    below = sum(entry["auc_gain_percent"]["high"] < 0 for entry in others.values())
+    assert f"area's gain lie wholly below 0 in {below} of {len(others)} cases" in text
+    *held, last = (
+        f"{variant} on `{task}`"
+        for (task, variant), entry in others.items()
+        if entry["final_return_minus_a0"]["high"] >= 0
+    )
+    told = f"wholly below 0 in {len(others) - len(held) - 1} of {len(others)} cases (all but "
+    assert f"{told}{', '.join(held)} and {last})" in text
+    best = {
+        task: max(entries, key=lambda variant, of=entries: of[variant]["final_return"]["mean"])
+        for task, entries in whole["tasks"].items()
+    }
+    assert set(best.values()) == {"a0"}, "the page says so"
+    ends: dict[tuple[str, ...], list[float]] = {}
+    for run in whole["runs"]:
+        for gamma, points in (run["auxiliary"] or {}).items():
+            _, _, entropy = points[-1]
+            ends.setdefault((run["task"], run["variant"], gamma), []).append(entropy)
+    assert f"to at most {max(mean(end) for end in ends.values()):.2f}." in text
+    of_a0 = (f"{entries['a0']['final_return']['mean']:.1f}" for entries in whole["tasks"].values())
+    assert f"the baseline ends highest ({' and '.join(of_a0)})" in text
 
 
 def test_the_span_of_scores_in_the_readme_is_that_of_the_seeds():
