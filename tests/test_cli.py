@@ -33,6 +33,7 @@ class FakeResult:
     """An evaluation of two episodes."""
 
     task, policy, player, failures, tasks = TASK, "random", "random", (), ()
+    protocol, epsilon = None, 0.0
 
     def statistics(self):
         return {"episodes": 2, "n_failed": 0, "return_mean": -1234.5, "success_mean": None}
@@ -198,7 +199,8 @@ def test_every_value_of_a_run_can_be_written_as_a_flag(trained):
         (["train"], "train needs an agent and a task: forethought train AGENT TASK."),
         (
             ["train", "tdmpc2"],
-            "train takes an agent and a task, first of all, but was given: tdmpc2.",
+            "train takes an agent and a task, first of all (forethought train tdmpc2 TASK), but "
+            "was given: tdmpc2.",
         ),
         (["train", "tdmpc2", TASK, "x"], f"but was given: tdmpc2 {TASK} x."),
         (["train", "tdmpc", TASK], "There is no agent tdmpc. Did you mean tdmpc2?"),
@@ -319,6 +321,16 @@ def test_evaluate_passes_its_options_and_prints_a_summary(rooms, capsys):
     assert out.splitlines()[0] == f"{TASK}, random, 2 episodes"
     assert "return_mean      -1234.5" in out
     assert "success" not in out
+
+
+def test_evaluate_names_the_protocol_and_the_noise(rooms, capsys, monkeypatch):
+    monkeypatch.setattr(FakeResult, "protocol", "nature")
+    monkeypatch.setattr(FakeResult, "epsilon", 0.05)
+    assert main(["evaluate", TASK]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f"{TASK}, random, ") and first.endswith(
+        ", protocol nature, epsilon 0.05"
+    )
 
 
 def test_evaluate_says_why_episodes_failed(rooms, capsys, monkeypatch):

@@ -224,7 +224,8 @@ def training_asked(tokens: list[str]) -> tuple[conf.RunConfig, Path | None] | in
     words = found.words
     if len(words) != 2 or words[0] != agent_name:
         raise ConfigError(
-            f"train takes an agent and a task, first of all, but was given: {' '.join(words)}."
+            f"train takes an agent and a task, first of all (forethought train {agent_name} TASK), "
+            f"but was given: {' '.join(words)}."
         )
     agent_class = registry.config_class(agent_name)
     config = conf.build_run_config(agent_name, words[1], agent_class, found.layers)
@@ -271,7 +272,9 @@ def _summary(result: EvalResult) -> str:
     """An evaluation in the lines that a person wants."""
     found = result.statistics()
     played = found.pop("episodes")
-    lines = [f"{result.task}, {result.player}, {played} {'episode' if played == 1 else 'episodes'}"]
+    told = f"{result.task}, {result.player}, {played} {'episode' if played == 1 else 'episodes'}"
+    told += "" if result.protocol is None else f", protocol {result.protocol}"
+    lines = [told + (f", epsilon {result.epsilon:g}" if result.epsilon else "")]
     shown = {key: value for key, value in found.items() if value is not None}
     width = max(14, *(len(key) + 1 for key in shown))
     lines += [f"  {key:<{width}}{value:>10.6g}" for key, value in shown.items()]

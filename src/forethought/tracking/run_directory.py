@@ -227,7 +227,8 @@ class RunDirectory:
         with Lock(self.path / "lock").hold() as dead:
             note = self._events.mend()
             if dead is not None:
-                self.event("lock-taken-over", pid=dead.pid, host=dead.host)
+                reason = "taken over from a process that had died without ending it"
+                self.event("lock-taken-over", reason=reason, pid=dead.pid, host=dead.host)
             if note is not None:
                 self.event("events-mended", note=note)
             yield

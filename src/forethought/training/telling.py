@@ -28,6 +28,7 @@ def say_hello(trainer: Trainer, checkpoint: Path | None) -> None:
         *agent.notes,
         *_limits(trainer),
         *_units(trainer),
+        *_saved(trainer),
     ]
     if checkpoint is not None:
         lines.append(f"Resumed at {trainer.clock.told} (checkpoint {checkpoint.name}).")
@@ -77,6 +78,20 @@ def _limits(trainer: Trainer) -> list[str]:
     ]
 
 
+def _saved(trainer: Trainer) -> list[str]:
+    """That little is saved on the way: presets of long runs save seldom, and --steps is short."""
+    config, every = trainer.config, trainer.save_every.period
+    length = config.offline.updates if config.is_offline else config.steps
+    if 0 < every < length:
+        return []
+    what = "the best evaluation alone is saved" if every else "nothing is saved"
+    key, unit = _saving(trainer)
+    return [
+        f"Before the end {what} ({key} is {every:,} {unit}, the run has {length:,}): what comes "
+        "after that is lost where the process is killed."
+    ]
+
+
 def say_if_diverged(trainer: Trainer) -> None:
     """Whoever resumes a diverged run learns what to expect; its counters are as they were."""
     if trainer.run.run_json["status"] == "diverged":
@@ -110,9 +125,14 @@ def _why_none(trainer: Trainer) -> str:
     """Why there is no checkpoint: they are turned off, or somebody deleted them."""
     if trainer.save_every.period:
         return ""
-    offline = trainer.config.is_offline
-    key = "offline.checkpoint_every_updates" if offline else "train.checkpoint_every_agent_steps"
-    return f" ({key} is 0)"
+    return f" ({_saving(trainer)[0]} is 0)"
+
+
+def _saving(trainer: Trainer) -> tuple[str, str]:
+    """The key that says how often checkpoints are made, and what it counts."""
+    if trainer.config.is_offline:
+        return "offline.checkpoint_every_updates", "updates"
+    return "train.checkpoint_every_agent_steps", "agent steps"
 
 
 def say_farewell(trainer: Trainer, status: str, cut_short: bool) -> None:
