@@ -42,3 +42,23 @@ def test_the_page_of_replay_tells_the_measured_speed():
         told.append(row(words, *times, f"{found['memory_gb'][name]:.2f}"))
     told.append(f"{found['date_utc'][:10]}, commit {found['commit'][:7]}")
     assert absent(told, page(REPLAY)) == []
+
+
+def test_the_page_of_sac_tells_the_measured_speed_of_both_agents():
+    found, told = result("sac_td3_speed"), []
+    for agent, of_agent in found["agents"].items():
+        for threads in (1, 2):
+            summary = of_agent[f"threads_{threads}"]["summary"]
+            sides = []
+            for side in ("ours", "sb3"):
+                envs = summary["faster_envs"][side]
+                speed = summary[f"{side}_{envs}_envs_median"]
+                sides.append(f"{speed:.1f} with {envs} environment{'s' if envs > 1 else ''}")
+            ratio = f"{summary['ratio_median']:.2f} ({summary['ratio_lowest']:.2f})"
+            on = f"{agent.upper()}, {threads} thread{'s' if threads > 1 else ''}"
+            told.append(row(on, *sides, ratio))
+        best = of_agent["fastest_of_all"]
+        speeds = [f"{best[side]:.1f}" for side in ("ours", "sb3")]
+        told.append(row(f"{agent.upper()}, the fastest of all", *speeds, f"{best['ratio']:.2f}"))
+    told.append(f"{found['date_utc'][:10]}, commit {found['commit'][:7]}")
+    assert absent(told, page("docs/agents/sac.md")) == []
