@@ -169,6 +169,9 @@ def test_the_page_says_when_the_iqm_cuts_nothing(tmp_path):
     assert "of fewer than 4 seeds nothing is cut" in page(collect([tmp_path]))
 
 
+ENDS = [("walker-walk", "reacher-easy"), ("walker-walk", "finger-spin"), ("ball", "reacher-easy")]
+
+
 def test_long_titles_that_begin_or_end_alike_are_told_apart(tmp_path):
     """Both ends of a title stay, and its middle goes."""
     tasks = [f"multi:dmc:{first},dmc:cheetah-run,dmc:cup-catch,dmc:{last}" for first, last in ENDS]
@@ -178,6 +181,3 @@ def test_long_titles_that_begin_or_end_alike_are_told_apart(tmp_path):
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert len(set(titles)) == len(tasks)
     assert all(len(title) <= curves.TITLE for title in titles)
-
-
-ENDS = [("walker-walk", "reacher-easy"), ("walker-walk", "finger-spin"), ("ball", "reacher-easy")]

@@ -254,9 +254,19 @@ def test_a_run_tells_at_its_start_where_episodes_end_other_than_the_task_says(
     [
         (99, 100, False, None),
         (100, 100, False, "the best evaluation alone is saved (train.checkpoint_every_agent_steps"),
-        (250_000, 100, False, "is 250,000 agent steps, the run has 100): what comes after that is"),
-        (0, 100, False, "nothing is saved (train.checkpoint_every_agent_steps is 0 agent steps"),
-        (500, 100, True, "(offline.checkpoint_every_updates is 500 updates, the run has 100)"),
+        (
+            250_000,
+            100,
+            False,
+            "is 250,000, the run has 100 agent steps): what was learned since is",
+        ),
+        (
+            0,
+            100,
+            False,
+            "Nothing is saved before the end (train.checkpoint_every_agent_steps is 0)",
+        ),
+        (500, 100, True, "(offline.checkpoint_every_updates is 500, the run has 100 updates)"),
         (99, 1, True, None),
     ],
 )

@@ -84,11 +84,12 @@ def _saved(trainer: Trainer) -> list[str]:
     length = config.offline.updates if config.is_offline else config.steps
     if 0 < every < length:
         return []
-    what = "the best evaluation alone is saved" if every else "nothing is saved"
     key, unit = _saving(trainer)
+    if not every:
+        return [f"Nothing is saved before the end ({key} is 0): a run that is killed is lost."]
     return [
-        f"Before the end {what} ({key} is {every:,} {unit}, the run has {length:,}): what comes "
-        "after that is lost where the process is killed."
+        f"Between beginning and end the best evaluation alone is saved ({key} is {every:,}, the "
+        f"run has {length:,} {unit}): what was learned since is lost where the process is killed."
     ]
 
 
